@@ -4,7 +4,7 @@ use crate::decide::objects::{
     AVOIDS_ANNOTATION, COORDINATOR, COORDINATOR_LABEL, GROUP_LABEL, JOB_LABEL, MADE_FROM_ANNOTATION,
     NUMBER_LABEL, WORKER, WORKLOAD_ANNOTATION,
 };
-use crate::decide::{ContainerEnd, ObservedPod, PodPhase, Rejection, cannot_start};
+use crate::decide::{ContainerEnd, Deletion, ObservedPod, PodPhase, Rejection, Unstarted, cannot_start};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
@@ -81,14 +81,14 @@ fn numbered(pod: &Pod, label: &str, container: &str) -> Option<ObservedPod> {
         unready: phase == PodPhase::Running && condition("Ready", "False").is_some(),
         node: pod.spec.as_ref().and_then(|s| s.node_name.clone()),
         deleting: pod.metadata.deletion_timestamp.is_some(),
-        deleted_at: deleted_at(pod),
-        deletion_deadline: deletion_deadline(pod),
+        deletion: deletion(pod),
         disrupted,
         unschedulable,
         waiting: waiting(status),
         init_failed,
         ended,
         rejected,
+        unstarted: unstarted(pod, status),
         avoids: annotation(AVOIDS_ANNOTATION)
             .into_iter()
             .flat_map(|nodes| nodes.split(','))
@@ -101,14 +101,14 @@ fn numbered(pod: &Pod, label: &str, container: &str) -> Option<ObservedPod> {
     })
 }
 
-/// When a pod that was asked to go has to be gone: what its deletion timestamp says.
-fn deletion_deadline(pod: &Pod) -> Option<i64> {
-    Some(pod.metadata.deletion_timestamp.as_ref()?.0.as_second())
-}
-
-/// When a pod was asked to go.
-fn deleted_at(pod: &Pod) -> Option<i64> {
-    Some(deletion_deadline(pod)?.saturating_sub(pod.metadata.deletion_grace_period_seconds.unwrap_or(0)))
+/// When a pod was asked to go, and when it has to be gone: its deletion timestamp says the latter.
+fn deletion(pod: &Pod) -> Option<Deletion> {
+    let deadline = pod.metadata.deletion_timestamp.as_ref()?.0.as_second();
+    let grace = pod.metadata.deletion_grace_period_seconds.unwrap_or(0);
+    Some(Deletion {
+        at: deadline.saturating_sub(grace),
+        deadline,
+    })
 }
 
 /// Reasons in a pod's status with which a kubelet ends a pod that did nothing wrong. An eviction for pressure of the node has the condition
@@ -176,12 +176,38 @@ fn runs_since(container: &ContainerStatus) -> Option<i64> {
 /// that when the pod was bound to the node. Times of containers are those of the node's clock, and all others those of the control plane. How far a
 /// clock is ahead is not known: a kubelet may take a pod late.
 fn clock_behind(status: &PodStatus) -> i64 {
+    let taken = status.start_time.as_ref().map(|time| time.0.as_second());
+    bound_at(status)
+        .zip(taken)
+        .map_or(0, |(bound, taken)| bound.saturating_sub(taken).max(0))
+}
+
+/// When a pod was bound to its node, in seconds since 1970.
+fn bound_at(status: &PodStatus) -> Option<i64> {
     let is_bound = |c: &&PodCondition| c.type_ == "PodScheduled" && c.status == "True";
-    let bound = status.conditions.iter().flatten().find(is_bound);
-    let bound = bound.and_then(|c| c.last_transition_time.as_ref());
-    let seconds = |time: &Time| time.0.as_second();
-    bound.zip(status.start_time.as_ref()).map_or(0, |(bound, taken)| {
-        seconds(bound).saturating_sub(seconds(taken)).max(0)
+    let bound = status.conditions.iter().flatten().find(is_bound)?;
+    Some(bound.last_transition_time.as_ref()?.0.as_second())
+}
+
+/// That a node has the pod, and none of its containers has started. Before the pod has its volumes and its network the kubelet says so by a
+/// condition, and pulls no image; one before Kubernetes 1.29 does not say, and may be pulling.
+fn unstarted(pod: &Pod, status: &PodStatus) -> Option<Unstarted> {
+    pod.spec.as_ref()?.node_name.as_ref()?;
+    let has_started = |container: &ContainerStatus| {
+        let state = container.state.as_ref();
+        container.restart_count > 0 || state.is_some_and(|s| s.running.is_some() || s.terminated.is_some())
+    };
+    let init = status.init_container_statuses.iter().flatten();
+    let mut containers = init.chain(status.container_statuses.iter().flatten());
+    let waits = status.phase.as_deref().unwrap_or("Pending") == "Pending";
+    if !waits || containers.any(has_started) {
+        return None;
+    }
+    let lacks = |c: &PodCondition| c.type_ == "PodReadyToStartContainers" && c.status == "False";
+    let is_taken = status.start_time.is_some();
+    Some(Unstarted {
+        bound: bound_at(status)?,
+        may_pull: is_taken && !status.conditions.iter().flatten().any(lacks),
     })
 }
 
@@ -381,6 +407,28 @@ mod tests {
         ]);
         let second = observed(json!({ "phase": "Pending", "containerStatuses": statuses }));
         assert_eq!(second.waiting.unwrap().0, "ErrImagePull");
+    }
+
+    #[test]
+    fn of_an_unstarted_pod_is_known_whether_it_may_pull() {
+        let creating = json!({ "waiting": { "reason": "ContainerCreating" } });
+        let unstarted = |ready: Option<&str>, states: &Value| {
+            let mut conditions = vec![
+                json!({ "type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:03:05Z" }),
+            ];
+            conditions.extend(ready.map(|is| json!({ "type": "PodReadyToStartContainers", "status": is })));
+            let mut status = json!({ "phase": "Pending", "startTime": "2026-01-01T00:03:06Z" });
+            status["conditions"] = conditions.into();
+            status["containerStatuses"] = json!([container("worker", states)]);
+            observed(status).unstarted
+        };
+        let may_pull = |ready| unstarted(ready, &creating).unwrap().may_pull;
+        assert!(!may_pull(Some("False")), "it has no network yet");
+        assert!(may_pull(Some("True")));
+        assert!(may_pull(None), "its kubelet does not say");
+        assert_eq!(unstarted(Some("True"), &json!({ "running": {} })), None);
+        let unbound = observed(json!({ "phase": "Pending" }));
+        assert_eq!(unbound.unstarted, None);
     }
 
     #[test]

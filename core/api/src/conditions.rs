@@ -96,6 +96,8 @@ words! {
         Killed,
         /// Its node did not accept it.
         Rejected,
+        /// Its node did not start it in time.
+        NotStarted,
         /// One of its init containers ended with an error: its worker never started.
         InitFailed,
         /// Its worker ended without an error although the job runs.

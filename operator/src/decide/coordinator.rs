@@ -61,7 +61,7 @@ fn pod_state(observed: &Observed, avoid: &AvoidedNodes, pod: &ObservedPod) -> Co
         Some(ProbeAnswer::NeverAnswered) | None => node_answers,
     };
     let signals = node_signals(observed);
-    let verdict = judge_pod(pod, &observed.nodes, &signals, None);
+    let verdict = judge_pod(observed, pod, &signals, None);
     match verdict {
         _ if !answers => CoordinatorPodState::Gone,
         PodVerdict::Running if never_reports(observed, pod) => CoordinatorPodState::Gone,
@@ -150,7 +150,7 @@ pub fn coordinator_failure(observed: &Observed) -> Option<(i64, String)> {
         .coordinators
         .iter()
         .find(|p| p.number == orders.coordinator)?;
-    let why = match judge_pod(pod, &observed.nodes, &[], None) {
+    let why = match judge_pod(observed, pod, &[], None) {
         PodVerdict::Crashed(end) | PodVerdict::Released(end) => {
             let output = end.message.trim();
             format!(
@@ -165,7 +165,7 @@ pub fn coordinator_failure(observed: &Observed) -> Option<(i64, String)> {
                 end.code, end.reason
             )
         }
-        PodVerdict::Rejected(rejection) => {
+        PodVerdict::Rejected(rejection) | PodVerdict::NotStarted(rejection) => {
             format!(
                 "its node does not take it: {}: {}",
                 rejection.reason, rejection.message
@@ -332,7 +332,7 @@ pub(super) fn cannot_start(observed: &Observed) -> Option<(Reason, String)> {
         .coordinators
         .iter()
         .find(|p| p.number == orders.coordinator)?;
-    let why = match judge_pod(pod, &observed.nodes, &[], None) {
+    let why = match judge_pod(observed, pod, &[], None) {
         PodVerdict::CannotStart(reason, message) => format!("{reason}: {message}"),
         PodVerdict::Pending(Some(message)) => message,
         _ => return None,

@@ -5,14 +5,13 @@
 //! the next step: a job on many nodes has that many failures at each moment.
 
 use super::decision::{AvoidedNodes, time};
+use super::failure_moments::{MOMENT_SECONDS, moments, seconds};
 use super::observed::{Observed, ObservedPod};
-use super::pod_verdicts::{JudgedPod, PodFailure, PodVerdict, announced_end, node_signals};
+use super::pod_verdicts::{JudgedPod, PodFailure, PodVerdict, announced_end, judge_pod, node_signals};
 use std::collections::{BTreeMap, BTreeSet};
 use varuna_api::crd::{CrashMoment, RecentFailure};
 use varuna_api::{FailureKind, Job};
 
-/// Failures within this time count as one.
-const MOMENT_SECONDS: i64 = 10;
 /// A failure is remembered for an hour, and its node avoided for as long.
 const REMEMBERED_SECONDS: i64 = 3600;
 /// A failure makes later replacements wait for ten minutes: twice the longest delay.
@@ -37,6 +36,7 @@ pub(super) fn recent_failures(observed: &Observed, pods: &[JudgedPod<'_>]) -> Ve
     let mut seen: Vec<_> = pods
         .iter()
         .filter_map(|p| Some((p.verdict.failure()?, p.pod)))
+        .chain(unstarted_coordinators(observed))
         .collect();
     seen.sort_by_key(|(failure, pod)| (failure.at, pod.number));
     for (failure, pod) in seen {
@@ -60,15 +60,18 @@ pub(super) fn recent_failures(observed: &Observed, pods: &[JudgedPod<'_>]) -> Ve
     known
 }
 
+/// The coordinators' pods that their nodes do not start: nothing but the node is known to be at fault, and the next one is to go elsewhere.
+fn unstarted_coordinators(observed: &Observed) -> impl Iterator<Item = (PodFailure, &ObservedPod)> {
+    observed.coordinators.iter().filter_map(|pod| {
+        let failure = judge_pod(observed, pod, &[], None).failure()?;
+        (failure.kind == FailureKind::NotStarted).then_some((failure, pod))
+    })
+}
+
 /// Forgets failures for which the status has no room. This must be done after crashes are counted, because each failure is compared with
 /// those before it.
 pub(super) fn forget_oldest(failures: &mut Vec<RecentFailure>) {
     failures.drain(..failures.len().saturating_sub(REMEMBERED_MAX));
-}
-
-/// Seconds since 1970.
-fn seconds(failure: &RecentFailure) -> i64 {
-    failure.at.0.as_second()
 }
 
 /// The entry on this pod's node to which its failure belongs. A worker that started after another one had failed does not belong to that
@@ -83,21 +86,6 @@ fn moment<'a>(
         f.node == pod.node && together
     };
     known.iter().find(same)
-}
-
-/// At how many moments these failures, sorted by time, happened: failures on different nodes within ten seconds have one cause.
-fn moments<'a>(failures: impl Iterator<Item = &'a RecentFailure>) -> usize {
-    let (mut count, mut nodes, mut first) = (0, BTreeSet::new(), 0);
-    for failure in failures {
-        let at = seconds(failure);
-        if count == 0 || at - first > MOMENT_SECONDS || nodes.contains(&failure.node) {
-            nodes.clear();
-            first = at;
-            count += 1;
-        }
-        nodes.insert(&failure.node);
-    }
-    count
 }
 
 /// The moments after a time at which workers or init containers crashed, oldest first: those that the status remembers, and those of these failures,

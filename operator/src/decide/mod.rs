@@ -13,6 +13,7 @@ mod decision;
 mod disruption_budget;
 mod events;
 mod failed_parts;
+mod failure_moments;
 mod failures;
 mod increments;
 mod job_outcome;
@@ -31,6 +32,7 @@ mod queue;
 mod queue_objects;
 mod rollout;
 mod settings;
+mod start_limit;
 mod status;
 mod suspend;
 mod time_limits;
@@ -48,8 +50,8 @@ pub use events::deletion_events;
 pub use failed_parts::{Failure, JobPart, waits_for_server};
 pub use news::{News, news};
 pub use observed::{
-    ContainerEnd, CoordinatorProbe, Credentials, Observed, ObservedJob, ObservedNode, ObservedPod,
-    ObservedRun, ObservedTaint, PodPhase, ProbeAnswer, Rejection, RunEnd,
+    ContainerEnd, CoordinatorProbe, Credentials, Deletion, Observed, ObservedJob, ObservedNode, ObservedPod,
+    ObservedRun, ObservedTaint, PodPhase, ProbeAnswer, Rejection, RunEnd, Unstarted,
 };
 pub use pod_verdicts::{
     JudgedPod, NODE_SIGNALS, NodeSignal, PodVerdict, announced_end, cannot_start, judge_pod,

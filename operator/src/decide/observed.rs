@@ -119,10 +119,8 @@ pub struct ObservedPod {
     pub node: Option<String>,
     /// Whether the pod has a deletion timestamp.
     pub deleting: bool,
-    /// When its deletion was requested, in seconds since 1970; none if it was not.
-    pub deleted_at: Option<i64>,
-    /// When it has to be gone, if its deletion was requested.
-    pub deletion_deadline: Option<i64>,
+    /// When its deletion was requested, and when it has to be gone; none if it was not.
+    pub deletion: Option<Deletion>,
     /// Reason of its condition DisruptionTarget, or of its status where the kubelet ended it for another pod or a shutdown.
     pub disrupted: Option<String>,
     /// Why it cannot be scheduled.
@@ -136,6 +134,8 @@ pub struct ObservedPod {
     pub ended: Option<ContainerEnd>,
     /// How it failed where none of its containers did.
     pub rejected: Option<Rejection>,
+    /// That a node has it, and none of its containers has started.
+    pub unstarted: Option<Unstarted>,
     /// Nodes that it has to avoid.
     pub avoids: BTreeSet<String>,
     /// Identity of what it was made from; none where an earlier release made it.
@@ -159,6 +159,24 @@ pub struct Rejection {
     pub reason: String,
     /// Reason, as a sentence.
     pub message: String,
+}
+
+/// The times of a pod's deletion, in seconds since 1970.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Deletion {
+    /// When the deletion was requested.
+    pub at: i64,
+    /// When the pod has to be gone.
+    pub deadline: i64,
+}
+
+/// A pod that a node has, and none of whose containers has started yet.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Unstarted {
+    /// When it was bound to the node, in seconds since 1970.
+    pub bound: i64,
+    /// Whether the node may be pulling an image. It pulls none before the pod has its volumes and its network.
+    pub may_pull: bool,
 }
 
 impl ObservedPod {

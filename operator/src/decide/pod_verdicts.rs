@@ -8,8 +8,8 @@
 use super::observed::{
     ContainerEnd, Observed, ObservedNode, ObservedPod, ObservedRun, ObservedTaint, PodPhase, Rejection,
 };
+use super::start_limit::not_started;
 use super::workers::Workers;
-use std::collections::BTreeMap;
 use varuna_api::FailureKind;
 
 /// A signal that announces the end of a node.
@@ -88,6 +88,8 @@ pub enum PodVerdict {
     Preempted(String),
     /// Its node did not take it, or ended it for its own fault.
     Rejected(Rejection),
+    /// Its node has not started it in time.
+    NotStarted(Rejection),
     /// One of its init containers ended with an error: its name and its end.
     InitFailed(String, ContainerEnd),
     /// The pod's process was killed from outside, not for memory.
@@ -110,7 +112,7 @@ impl PodVerdict {
         match self {
             PodVerdict::Running => "running",
             PodVerdict::Pending(_) => "pending",
-            PodVerdict::CannotStart(..) => "broken",
+            PodVerdict::CannotStart(..) | PodVerdict::NotStarted(_) => "broken",
             PodVerdict::NodeLeaving(_) => "doomed",
             PodVerdict::NodeLost(_) => "lost",
             PodVerdict::Terminating => "leaving",
@@ -135,13 +137,8 @@ impl PodVerdict {
             PodVerdict::Killed(end) => (FailureKind::Killed, end),
             PodVerdict::InitFailed(_, end) => (FailureKind::InitFailed, end),
             PodVerdict::Released(end) => (FailureKind::Left, end),
-            PodVerdict::Rejected(rejection) => {
-                return Some(PodFailure {
-                    kind: FailureKind::Rejected,
-                    began: rejection.made,
-                    at: rejection.at,
-                });
-            }
+            PodVerdict::Rejected(rejection) => return Some(rejection.as_failure(FailureKind::Rejected)),
+            PodVerdict::NotStarted(rejection) => return Some(rejection.as_failure(FailureKind::NotStarted)),
             _ => return None,
         };
         Some(PodFailure {
@@ -163,6 +160,16 @@ pub struct PodFailure {
     pub at: i64,
 }
 
+impl Rejection {
+    fn as_failure(&self, kind: FailureKind) -> PodFailure {
+        PodFailure {
+            kind,
+            began: self.made,
+            at: self.at,
+        }
+    }
+}
+
 /// A pod and its state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct JudgedPod<'a> {
@@ -178,7 +185,7 @@ pub(super) fn judge_pods<'a>(observed: &'a Observed, workers: &Workers<'_>) -> V
     let signals = node_signals(observed);
     let judged = |pod: &'a ObservedPod| JudgedPod {
         pod,
-        verdict: judge(pod, &observed.nodes, &signals, workers),
+        verdict: judge(observed, pod, &signals, workers),
     };
     let mut pods: Vec<_> = observed.pods.iter().map(judged).collect();
     pods.sort_by_key(|p| p.pod.number);
@@ -226,20 +233,15 @@ pub(super) fn announced_end_at(node: &ObservedNode, since: i64, now: i64) -> Opt
 /// node seems to answer for a moment, and an operator that relied on that would end every job.
 #[must_use]
 pub fn judge_pod(
+    observed: &Observed,
     pod: &ObservedPod,
-    nodes: &BTreeMap<String, ObservedNode>,
     signals: &[String],
     run: Option<&ObservedRun>,
 ) -> PodVerdict {
-    judge(pod, nodes, signals, &Workers::of(run))
+    judge(observed, pod, signals, &Workers::of(run))
 }
 
-fn judge(
-    pod: &ObservedPod,
-    nodes: &BTreeMap<String, ObservedNode>,
-    signals: &[String],
-    workers: &Workers<'_>,
-) -> PodVerdict {
+fn judge(observed: &Observed, pod: &ObservedPod, signals: &[String], workers: &Workers<'_>) -> PodVerdict {
     match pod.phase {
         PodPhase::Succeeded | PodPhase::Failed => return judge_ended(pod),
         _ if pod.deleting => return PodVerdict::Terminating,
@@ -247,7 +249,7 @@ fn judge(
         PodPhase::Pending | PodPhase::Running => {}
     }
     if let Some(name) = &pod.node {
-        match nodes.get(name) {
+        match observed.nodes.get(name) {
             // Pods and nodes come by two watches: a new node may be known later than its pod.
             None if !workers.may_answer(pod) => return PodVerdict::NodeLost(format!("node {name} is gone")),
             Some(node) if !node.ready && !workers.may_answer(pod) => {
@@ -269,7 +271,10 @@ fn judge(
     }
     match pod.phase {
         PodPhase::Running => PodVerdict::Running,
-        _ => PodVerdict::Pending(pod.unschedulable.clone()),
+        _ => not_started(observed, pod).map_or_else(
+            || PodVerdict::Pending(pod.unschedulable.clone()),
+            PodVerdict::NotStarted,
+        ),
     }
 }
 

@@ -115,9 +115,12 @@ fn clear_failed<'a>(observed: &Observed, decision: &mut Decision<'a>) -> (Vec<&'
     for (i, (at, pod, _)) in replaced.into_iter().enumerate() {
         if !matches!(pod.phase, PodPhase::Succeeded | PodPhase::Failed) {
             // A sidecar would hold the node's resources for ever.
-            decision
-                .delete
-                .push(deletion(&pod.name, None, "its worker has ended"));
+            let why = if pod.ended.is_some() {
+                "its worker has ended"
+            } else {
+                "its node has not started it"
+            };
+            decision.delete.push(deletion(&pod.name, None, why));
         } else if i < too_many || observed.now - at >= DELAYS_SECONDS {
             decision
                 .delete

@@ -41,7 +41,7 @@ pub(super) fn problem(pods: &[JudgedPod<'_>], failures: &[Failure]) -> Option<(R
     };
     let rejected = || {
         pods.iter().rev().find_map(|p| match &p.verdict {
-            PodVerdict::Rejected(rejection) => {
+            PodVerdict::Rejected(rejection) | PodVerdict::NotStarted(rejection) => {
                 let node = p.pod.node.as_deref().unwrap_or("its node");
                 let message = format!(
                     "{node} does not take pod {}: {}: {}; others are preferred for a while",

@@ -15,6 +15,7 @@ use super::pods::newest_pod;
 use super::problems::{failure_message, problem};
 use super::queue::{known_in, waits_for};
 use super::rollout::rollout_status;
+use super::start_limit::given_up_in;
 use super::suspend::suspending;
 use super::time_limits::{deleted_in, note_times, seconds_left};
 use super::worker_notices::seconds_until_notice;
@@ -80,6 +81,7 @@ pub fn report(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]
             .chain(seconds_until_notice(observed))
             .chain(known_in(observed))
             .chain(silence)
+            .chain(given_up_in(observed))
             .min(),
     }
 }

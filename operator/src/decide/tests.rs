@@ -27,6 +27,7 @@ mod queue_priority;
 mod rollout;
 mod sentences;
 mod unreadable_spec;
+mod unstarted;
 mod worker_groups;
 mod worker_notices;
 

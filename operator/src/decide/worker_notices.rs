@@ -58,14 +58,15 @@ pub(super) fn worker_notices(
         .and_then(|j| j.disruption.notice_seconds);
     let hurried = |p: &ObservedPod| -> Option<(String, i64)> {
         // The operator deletes a pod as soon as it sees a taint that announces the end of its node.
-        let since = p.deleted_at.unwrap_or(observed.now);
+        let since = p.deletion.map_or(observed.now, |deletion| deletion.at);
         let node = p.node.as_ref().filter(|_| !p.has_ended());
         let node = node.and_then(|name| observed.nodes.get(name));
         let node_ends_at = node.and_then(|node| announced_end_at(node, since, observed.now));
         // What was said stays: to take it back would be another write, and a taint without a time would put the end off again and again.
         let orders = observed.orders.as_ref();
         let said = orders.and_then(|o| o.ends_at.get(&p.name)).copied();
-        let ends = [p.deletion_deadline, node_ends_at, said];
+        let deadline = p.deletion.map(|deletion| deletion.deadline);
+        let ends = [deadline, node_ends_at, said];
         let by = ends.into_iter().flatten().min()?;
         let hurries = by.saturating_sub(since) < i64::from(notice?) && workers.is_attached(p);
         (hurries || said.is_some() || run.is_settling()).then(|| (p.name.clone(), by))
@@ -89,7 +90,7 @@ pub(super) fn worker_notices(
 
 /// Seconds that the worker of a pod that somebody deletes still has to report itself that it will leave; none if the pod is not deleted.
 fn seconds_for_own_notice(observed: &Observed, pod: &ObservedPod) -> Option<i64> {
-    let since = pod.deleted_at.filter(|_| pod.deleting)?;
+    let since = pod.deletion.filter(|_| pod.deleting)?.at;
     Some((since + SAYS_SO_SECONDS - observed.now).max(0))
 }
 

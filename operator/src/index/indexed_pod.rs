@@ -3,7 +3,7 @@
 //! decisions read.
 
 use super::documents::controller_uid;
-use crate::decide::{ContainerEnd, ObservedPod, PodPhase, Rejection};
+use crate::decide::{ContainerEnd, Deletion, ObservedPod, PodPhase, Rejection, Unstarted};
 use crate::observe_pod;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -41,14 +41,14 @@ struct CommonFields {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct RareFields {
     unready: bool,
-    deleted_at: Option<i64>,
-    deletion_deadline: Option<i64>,
+    deletion: Option<Deletion>,
     disrupted: Option<String>,
     unschedulable: Option<String>,
     waiting: Option<(String, String)>,
     init_failed: Option<(String, ContainerEnd)>,
     ended: Option<ContainerEnd>,
     rejected: Option<Rejection>,
+    unstarted: Option<Unstarted>,
     avoids: BTreeSet<String>,
     runs_since: Option<i64>,
     workload: Option<String>,
@@ -71,14 +71,14 @@ impl IndexedPod {
     fn new(uid: String, owner: Option<String>, is_coordinator: bool, pod: ObservedPod) -> IndexedPod {
         let rare = RareFields {
             unready: pod.unready,
-            deleted_at: pod.deleted_at,
-            deletion_deadline: pod.deletion_deadline,
+            deletion: pod.deletion,
             disrupted: pod.disrupted,
             unschedulable: pod.unschedulable,
             waiting: pod.waiting,
             init_failed: pod.init_failed,
             ended: pod.ended,
             rejected: pod.rejected,
+            unstarted: pod.unstarted,
             avoids: pod.avoids,
             runs_since: pod.runs_since,
             workload: pod.workload,
@@ -114,14 +114,14 @@ impl IndexedPod {
             unready: rare.unready,
             node: owned(self.node.as_deref()),
             deleting: self.deleting,
-            deleted_at: rare.deleted_at,
-            deletion_deadline: rare.deletion_deadline,
+            deletion: rare.deletion,
             disrupted: rare.disrupted,
             unschedulable: rare.unschedulable,
             waiting: rare.waiting,
             init_failed: rare.init_failed,
             ended: rare.ended,
             rejected: rare.rejected,
+            unstarted: rare.unstarted,
             avoids: rare.avoids,
             made_from: owned(self.common.made_from.as_deref()),
             image: owned(self.common.image.as_deref()),
@@ -207,8 +207,7 @@ mod tests {
             unready: true,
             node: Some("a".into()),
             deleting: true,
-            deleted_at: Some(3),
-            deletion_deadline: Some(33),
+            deletion: Some(Deletion { at: 3, deadline: 33 }),
             disrupted: Some("Preempting".into()),
             unschedulable: Some("no room".into()),
             waiting: Some(("ErrImagePull".into(), "no such image".into())),
@@ -219,6 +218,10 @@ mod tests {
                 at: 5,
                 reason: "OutOfcpu".into(),
                 message: "no cores".into(),
+            }),
+            unstarted: Some(Unstarted {
+                bound: 7,
+                may_pull: true,
             }),
             avoids: ["b".to_owned(), "c".to_owned()].into(),
             made_from: Some("0123".into()),

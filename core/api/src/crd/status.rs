@@ -187,7 +187,8 @@ pub struct RecentFailure {
     /// First pod that failed.
     pub pod: String,
     /// Kind of failure: Crashed (a worker ended with an error), Killed (it was killed from outside), Rejected (the node did not accept the
-    /// pod), InitFailed (an init container ended with an error) or Left (a worker ended without an error although the job runs).
+    /// pod), NotStarted (the node did not start it in time), InitFailed (an init container ended with an error) or Left (a worker ended
+    /// without an error although the job runs).
     pub kind: String,
     /// Number of the pod, if an init container failed. The operator compares it with pods on other nodes to find out whether the node or
     /// the template is at fault.

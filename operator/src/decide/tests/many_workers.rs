@@ -32,7 +32,10 @@ fn half_of_the_workers_that_go_without_a_word_are_told_of() {
     observed.coordinators = vec![coordinator(1, PodPhase::Running)];
     for pod in observed.pods.iter_mut().filter(|pod| pod.number % 2 == 0) {
         pod.deleting = true;
-        pod.deleted_at = Some(NOW - 60);
+        pod.deletion = Some(Deletion {
+            at: NOW - 60,
+            deadline: NOW - 30,
+        });
     }
     let desired = decide(&observed);
     assert_eq!(desired.orders.unwrap().leaving.len(), 4_000);

@@ -5,7 +5,8 @@ use super::*;
 #[test]
 #[expect(clippy::too_many_lines, reason = "one table")]
 fn pods_are_judged_by_what_the_api_shows_of_them() {
-    let mut nodes = observed(1).nodes;
+    let mut observed = observed(1);
+    let nodes = &mut observed.nodes;
     nodes.insert("dead".into(), ObservedNode::default());
     nodes.insert(
         "spot".into(),
@@ -96,19 +97,20 @@ fn pods_are_judged_by_what_the_api_shows_of_them() {
     ];
     let signals: Vec<String> = NODE_SIGNALS.iter().map(|s| s.name.to_owned()).collect();
     for (pod, want) in cases {
-        let verdict = format!("{:?}", judge_pod(&pod, &nodes, &signals, Some(&training(3))));
+        let verdict = format!("{:?}", judge_pod(&observed, &pod, &signals, Some(&training(3))));
         assert!(verdict.starts_with(want), "{pod:?}: {verdict}");
     }
 }
 
 #[test]
 fn a_worker_that_answers_is_not_lost_with_its_kubelet() {
-    let nodes = BTreeMap::from([("dead".to_owned(), ObservedNode::default())]);
+    let mut observed = observed(1);
+    observed.nodes = BTreeMap::from([("dead".to_owned(), ObservedNode::default())]);
     let pod = ObservedPod {
         node: Some("dead".into()),
         ..pod(1, PodPhase::Running)
     };
-    let verdict = |run: Option<&ObservedRun>| judge_pod(&pod, &nodes, &[], run);
+    let verdict = |run: Option<&ObservedRun>| judge_pod(&observed, &pod, &[], run);
     let settling = run(RunMode::Settling, 1, 3);
     let mut run = training(3);
     assert!(matches!(verdict(Some(&run)), PodVerdict::NodeLost(_)));

@@ -10,7 +10,10 @@ fn coordinator_is_notified_of_leaving_and_ended_pods() {
     observed.run = Some(all_placed(workers));
     let leaving = |number| ObservedPod {
         deleting: true,
-        deleted_at: Some(NOW - 4),
+        deletion: Some(Deletion {
+            at: NOW - 4,
+            deadline: NOW + 26,
+        }),
         ..pod(number, PodPhase::Running)
     };
     observed.pods = vec![
@@ -67,8 +70,10 @@ fn short_notices_have_their_end_time() {
     observed.coordinators = vec![coordinator(1, PodPhase::Running)];
     let deleted = |number, grace: i64| ObservedPod {
         deleting: true,
-        deleted_at: Some(NOW - 1),
-        deletion_deadline: Some(NOW - 1 + grace),
+        deletion: Some(Deletion {
+            at: NOW - 1,
+            deadline: NOW - 1 + grace,
+        }),
         ..pod(number, PodPhase::Running)
     };
     observed.pods = vec![deleted(1, 10), deleted(2, 35)];
@@ -79,7 +84,7 @@ fn short_notices_have_their_end_time() {
     assert_eq!(orders.ends_at, BTreeMap::from([("j-w1-u".to_owned(), NOW + 9)]));
     observed.orders = Some(orders);
     assert!(decide(&observed).orders.is_none(), "it is told once");
-    observed.pods[0].deletion_deadline = Some(NOW + 2);
+    observed.pods[0].deletion.as_mut().unwrap().deadline = NOW + 2;
     let sooner = decide(&observed).orders.unwrap().ends_at;
     assert_eq!(sooner.values().copied().collect::<Vec<_>>(), [NOW + 2]);
 }
@@ -91,8 +96,10 @@ fn new_coordinator_gets_earlier_end_times() {
     observed.coordinators = vec![coordinator(1, PodPhase::Running)];
     let goes = ObservedPod {
         deleting: true,
-        deleted_at: Some(NOW - 100),
-        deletion_deadline: Some(NOW + 20),
+        deletion: Some(Deletion {
+            at: NOW - 100,
+            deadline: NOW + 20,
+        }),
         ..pod(1, PodPhase::Running)
     };
     observed.pods = vec![goes, pod(2, PodPhase::Running)];
@@ -175,8 +182,10 @@ fn of_a_pods_deletion_and_its_nodes_end_the_sooner_one_counts() {
     let deleted = |observed: &mut Observed, ago: i64, grace: i64| {
         observed.pods = vec![ObservedPod {
             deleting: true,
-            deleted_at: Some(NOW - ago),
-            deletion_deadline: Some(NOW - ago + grace),
+            deletion: Some(Deletion {
+                at: NOW - ago,
+                deadline: NOW - ago + grace,
+            }),
             ..running_on("spot", 1)
         }];
     };
