@@ -172,6 +172,7 @@ mod tests {
             save_at: None,
             leaving: vec![],
             ends_at: std::collections::BTreeMap::new(),
+            written_at: None,
             ended: vec![],
             domains: std::collections::BTreeMap::new(),
         })

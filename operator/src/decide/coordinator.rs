@@ -210,6 +210,7 @@ pub(super) fn plan_coordinator(
         },
         save_at: suspend::asked_checkpoint(observed),
         leaving: notices.leaving,
+        written_at: (!notices.ends_at.is_empty()).then_some(observed.now),
         ends_at: notices.ends_at,
         ended: notices.ended,
         domains: domains(observed),
@@ -229,6 +230,7 @@ fn has_new_orders(orders: &RunSpec, known: &RunSpec) -> bool {
     let told = RunSpec {
         leaving: known.leaving.clone(),
         ends_at: known.ends_at.clone(),
+        written_at: known.written_at,
         ended: known.ended.clone(),
         ..orders.clone()
     };
@@ -296,6 +298,7 @@ fn absent(observed: &Observed) -> CoordinatorPlan {
             goal: RunGoal::None,
             leaving: vec![],
             ends_at: BTreeMap::new(),
+            written_at: None,
             ended: vec![],
             ..o.clone()
         }),

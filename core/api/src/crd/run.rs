@@ -64,6 +64,10 @@ pub struct RunSpec {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = NOTICES_MAX))]
     pub ends_at: BTreeMap<String, i64>,
+    /// Time at which the orders were written, in seconds since 1970, if they have end times of workers. The coordinator's clock may be
+    /// another one than the operator's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written_at: Option<i64>,
     /// Names of workers that have certainly ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = NOTICES_MAX), inner(length(max = 253)))]

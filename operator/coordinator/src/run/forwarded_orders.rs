@@ -16,6 +16,8 @@ pub(super) struct ForwardedOrders {
     ends_at: BTreeMap<String, i64>,
     ended: BTreeSet<String>,
     domains: BTreeMap<String, String>,
+    /// Whether all orders that were there at the beginning were passed on. Those may be old; what comes afterwards was written just now.
+    has_caught_up: bool,
 }
 
 impl ForwardedOrders {
@@ -56,6 +58,7 @@ impl ForwardedOrders {
                 Err(_) => is_whole = false,
             }
         }
+        is_whole &= self.forward_ends(spec, control);
         let notices = [
             (
                 &spec.leaving,
@@ -64,18 +67,6 @@ impl ForwardedOrders {
             ),
             (&spec.ended, &mut self.ended, WorkerNotice::Ended),
         ];
-        self.ends_at.retain(|name, _| spec.ends_at.contains_key(name));
-        for (name, at) in &spec.ends_at {
-            if self.ends_at.get(name) == Some(at) {
-                continue;
-            }
-            let notice = WorkerNotice::Leaving(name.clone(), Some(time_until(*at, SystemTime::now())));
-            if control.notices.try_send(notice).is_err() {
-                is_whole = false;
-                break;
-            }
-            self.ends_at.insert(name.clone(), *at);
-        }
         for (names, known, notice) in notices {
             // A job may lose a thousand workers at once, and these orders are compared whenever something changes.
             let named: BTreeSet<&String> = names.iter().collect();
@@ -91,7 +82,37 @@ impl ForwardedOrders {
                 known.insert(name.clone());
             }
         }
+        self.has_caught_up |= is_whole;
         is_whole
+    }
+
+    /// Passes on when workers end. False if there was no room.
+    fn forward_ends(&mut self, spec: &RunSpec, control: &Control) -> bool {
+        self.ends_at.retain(|name, _| spec.ends_at.contains_key(name));
+        for (name, at) in &spec.ends_at {
+            if self.ends_at.get(name) == Some(at) {
+                continue;
+            }
+            let told = spec.written_at.map(|written| at.saturating_sub(written));
+            let left = time_left(*at, told, !self.has_caught_up, SystemTime::now());
+            let notice = WorkerNotice::Leaving(name.clone(), Some(left));
+            if control.notices.try_send(notice).is_err() {
+                return false;
+            }
+            self.ends_at.insert(name.clone(), *at);
+        }
+        true
+    }
+}
+
+/// The time that a worker has left. `told`: how many seconds it had when the orders were written; an operator of an earlier release does not
+/// say. Then this node's clock counts; and for orders that `may_be_old`, where it gives no more time than there was.
+fn time_left(at: i64, told: Option<i64>, may_be_old: bool, now: SystemTime) -> Duration {
+    let by_clock = time_until(at, now);
+    match told.map(|seconds| Duration::from_secs(seconds.try_into().unwrap_or(0))) {
+        Some(told) if may_be_old => by_clock.min(told),
+        Some(told) => told,
+        None => by_clock,
     }
 }
 

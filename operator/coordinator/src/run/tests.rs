@@ -78,6 +78,38 @@ async fn shortened_notice_is_forwarded_as_remaining_time() {
     assert_eq!(within(noticed.try_recv()), Duration::ZERO);
 }
 
+#[tokio::test]
+async fn a_notice_has_its_length_whatever_the_clock_says() {
+    let (mut control, _domains, mut noticed) = control_with_notices();
+    let (allow, _allowed) = channel(1);
+    control.allow_state_loss = allow;
+    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    let now = i64::try_from(since_1970.as_secs()).unwrap();
+    let ends = |at: i64| RunSpec {
+        ends_at: BTreeMap::from([("w1".to_owned(), at)]),
+        written_at: Some(at - 20),
+        ..orders("a")
+    };
+    let mut within = || match noticed.try_recv() {
+        Ok(WorkerNotice::Leaving(_, Some(within))) => within.as_secs(),
+        other => panic!("{other:?}"),
+    };
+    let mut passed = ForwardedOrders::default();
+    assert!(passed.forward(&orders("a"), &control));
+    // The coordinator's clock is behind the operator's, then ahead of it.
+    for at in [now + 300, now - 300] {
+        passed.forward(&ends(at), &control);
+        assert_eq!(within(), 20);
+    }
+    // A coordinator that has just started does not know how old the orders are.
+    let mut from_the_beginning = |at: i64| {
+        ForwardedOrders::default().forward(&ends(at), &control);
+        within()
+    };
+    assert_eq!(from_the_beginning(now + 300), 20);
+    assert!(from_the_beginning(now + 8) <= 8);
+}
+
 /// With nothing else that changes: neither the orders, nor what the coordinator shows.
 #[tokio::test(start_paused = true)]
 async fn notices_for_which_there_was_no_room_follow_soon() {
@@ -139,6 +171,7 @@ fn orders(zone: &str) -> RunSpec {
         save_at: None,
         leaving: vec![],
         ends_at: BTreeMap::new(),
+        written_at: None,
         ended: vec![],
         domains: BTreeMap::from([("node".to_owned(), zone.to_owned())]),
     }

@@ -15,6 +15,7 @@ fn orders(goal: RunGoal, coordinator: i64) -> RunSpec {
         save_at: None,
         leaving: vec![],
         ends_at: BTreeMap::new(),
+        written_at: None,
         ended: vec![],
         domains: BTreeMap::new(),
     }

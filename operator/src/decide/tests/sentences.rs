@@ -230,6 +230,7 @@ fn coordinator_waits(unschedulable: &str, image: Option<&str>) -> Observed {
             save_at: None,
             leaving: vec![],
             ends_at: BTreeMap::new(),
+            written_at: None,
             ended: vec![],
             domains: BTreeMap::new(),
         }),

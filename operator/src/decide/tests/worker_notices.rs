@@ -82,8 +82,11 @@ fn short_notices_have_their_end_time() {
     observed.job.spec.as_mut().unwrap().disruption.notice_seconds = Some(30);
     let orders = decide(&observed).orders.unwrap();
     assert_eq!(orders.ends_at, BTreeMap::from([("j-w1-u".to_owned(), NOW + 9)]));
+    assert_eq!((orders.written_at, without.written_at), (Some(NOW), None));
     observed.orders = Some(orders);
+    observed.now += 1;
     assert!(decide(&observed).orders.is_none(), "it is told once");
+    observed.now -= 1;
     observed.pods[0].deletion.as_mut().unwrap().deadline = NOW + 2;
     let sooner = decide(&observed).orders.unwrap().ends_at;
     assert_eq!(sooner.values().copied().collect::<Vec<_>>(), [NOW + 2]);
