@@ -75,7 +75,11 @@ impl Execution<'_> {
         let objects = context.applier.outdated(job, &decision.objects);
         context.applier.apply_objects(job, objects.missing).await?;
         let is_whole = context.pods.change(job, decision, self.pods).await?;
-        let postponed = context.applier.adjust_objects(job, objects.changed).await?;
+        let with_policies = decision.changes_policies;
+        let postponed = context
+            .applier
+            .adjust_objects(job, objects.changed, with_policies)
+            .await?;
         queued?;
         let pods_left = (!is_whole).then_some(REST_OF_PODS);
         Ok(match pods_left.or(postponed).or(objects.again_in) {

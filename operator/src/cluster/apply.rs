@@ -23,6 +23,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
+/// Kinds of objects that nothing else of the job needs in their newest form.
+const POLICIES: [&str; 2] = ["PodDisruptionBudget", "NetworkPolicy"];
 /// Jobs whose objects are adjusted concurrently.
 const ADJUSTED_CONCURRENTLY: usize = 4;
 
@@ -56,6 +58,10 @@ impl Outdated {
             identity,
             object,
         }
+    }
+
+    fn is_policy(&self) -> bool {
+        POLICIES.contains(&self.key.0.as_str())
     }
 }
 
@@ -168,15 +174,26 @@ impl Applier {
 
     /// Applies objects that the job has already, such as its disruption budget. If many jobs lose pods at once, their orders and pods come
     /// first: a job for which no permit is left applies nothing, and tries again after the returned time. By then there may be nothing left
-    /// to change.
+    /// to change. `with_policies`: also disruption budgets and network policies.
     ///
     /// # Errors
-    /// As for [`Applier::apply_objects`].
+    /// As for [`Applier::apply_objects`]. The objects of both kinds were tried.
     pub async fn adjust_objects(
         &self,
         job: &ObservedJob,
         objects: Vec<Outdated>,
+        with_policies: bool,
     ) -> Result<Option<Duration>, Error> {
+        let (mut policies, others): (Vec<_>, Vec<_>) = objects.into_iter().partition(Outdated::is_policy);
+        if !with_policies {
+            policies.clear();
+        }
+        let others = self.adjust(job, others).await;
+        let policies = self.adjust(job, policies).await;
+        Ok(others?.or(policies?))
+    }
+
+    async fn adjust(&self, job: &ObservedJob, objects: Vec<Outdated>) -> Result<Option<Duration>, Error> {
         if objects.is_empty() {
             return Ok(None);
         }
@@ -223,11 +240,16 @@ impl Applier {
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &kind));
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &job.namespace, &resource);
         let name = document.name_any();
+        let change = if POLICIES.contains(&kind.as_str()) {
+            JobPart::Policies
+        } else {
+            JobPart::Objects
+        };
         if let Some(uid) = known {
             match apply_to(&api, &name, object, &uid).await {
                 // It was deleted, and perhaps somebody created it again.
                 Err(kube::Error::Api(s)) if s.is_conflict() || s.is_not_found() => {}
-                applied => return applied.map_err(Error::refused(JobPart::Objects)),
+                applied => return applied.map_err(Error::refused(change)),
             }
         }
         match api.create(&created_by_us(), &document).await {
@@ -240,7 +262,7 @@ impl Applier {
         verify(&kind, &found.metadata, job)?;
         let uid = found.uid().unwrap_or_default();
         let applied = apply_to(&api, &name, object, &uid).await;
-        applied.map_err(Error::changed_or_refused(JobPart::Objects))
+        applied.map_err(Error::changed_or_refused(change))
     }
 
     /// Forgets deleted jobs.
@@ -316,15 +338,15 @@ mod tests {
         let (applier, job) = (applier(client), job());
         let outdated = || vec![Outdated::new(key(&document), "identity".into(), &document)];
         let others = applier.adjustments.try_acquire_many(4).unwrap();
-        let postponed = applier.adjust_objects(&job, outdated()).await.unwrap();
+        let postponed = applier.adjust_objects(&job, outdated(), true).await.unwrap();
         assert!(postponed == Some(BETWEEN) && asked.lock().is_empty());
-        let nothing = applier.adjust_objects(&job, vec![]).await.unwrap();
+        let nothing = applier.adjust_objects(&job, vec![], true).await.unwrap();
         assert_eq!(nothing, None, "there is nothing to come back for");
         drop(others);
-        let done = applier.adjust_objects(&job, outdated()).await.unwrap();
+        let done = applier.adjust_objects(&job, outdated(), true).await.unwrap();
         assert!(done.is_none() && asked.lock().len() == 1);
         assert!(
-            applier.adjust_objects(&job, outdated()).await.is_ok(),
+            applier.adjust_objects(&job, outdated(), true).await.is_ok(),
             "the permit is free again"
         );
     }
@@ -341,6 +363,44 @@ mod tests {
         let outdated = Outdated::new(key(&document), "identity".into(), &document);
         let applied = applier(client).apply_objects(&job(), vec![outdated]).await;
         assert!(matches!(applied, Err(Error::Stale)), "{applied:?}");
+    }
+
+    /// What fails if the API server refuses to change an object of this kind that is there, or to make it; and how often it was asked.
+    async fn refused(kind: &str, is_there: bool, with_policies: bool) -> (Option<JobPart>, usize) {
+        let document = json!({
+            "apiVersion": "v1", "kind": kind, "metadata": crate::decide::objects::metadata(&job(), "j-workers"),
+        });
+        let found = document.clone();
+        let (client, asked) = server(move |asked: &ReceivedRequest| match asked.method.as_str() {
+            "POST" if is_there => refusal(409, "AlreadyExists"),
+            "GET" => Some((200, found.clone())),
+            _ => refusal(403, "Forbidden"),
+        });
+        let outdated = vec![Outdated::new(key(&document), "identity".into(), &document)];
+        let adjusted = applier(client)
+            .adjust_objects(&job(), outdated, with_policies)
+            .await;
+        let failure = adjusted.err().and_then(|error| error.failure());
+        let asked = asked.lock().len();
+        (failure.map(|(part, _)| part), asked)
+    }
+
+    #[tokio::test]
+    async fn refused_change_of_a_policy_is_a_part_of_its_own() {
+        for kind in POLICIES {
+            assert_eq!(refused(kind, true, true).await.0, Some(JobPart::Policies));
+            assert_eq!(
+                refused(kind, true, false).await,
+                (None, 0),
+                "its time has not come"
+            );
+            assert_eq!(
+                refused(kind, false, true).await.0,
+                Some(JobPart::Objects),
+                "pods do not start before it is there"
+            );
+        }
+        assert_eq!(refused("Service", true, false).await.0, Some(JobPart::Objects));
     }
 
     #[test]

@@ -122,6 +122,8 @@ pub struct Decision<'a> {
     pub takes_present_spec: bool,
     /// Objects that are to be as written here.
     pub objects: Vec<Value>,
+    /// Whether budgets and network policies that are there already are changed now.
+    pub changes_policies: bool,
     /// Pods to create, a coordinator's first. They are never changed afterwards.
     pub create: Vec<Value>,
     /// Pods to delete.

@@ -3,7 +3,7 @@
 /// The parts of what is carried out for a job. They fail separately.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum JobPart {
-    /// Service, Secret and the like.
+    /// Service, Secret and the like: pods and coordinators need them.
     Objects,
     /// Pods.
     Pods,
@@ -17,6 +17,8 @@ pub enum JobPart {
     JobDeletion,
     /// The job's Workload in Kueue.
     Workload,
+    /// Changes of the disruption budget and of network policies that are there already.
+    Policies,
     /// Everything: the API server does not answer, or not as it should.
     Server,
 }

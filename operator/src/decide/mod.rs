@@ -96,6 +96,7 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
         crash_moments,
         avoid,
         objects: vec![],
+        changes_policies: !postponed(&observed.failures, &[JobPart::Policies]),
         create: vec![],
         delete: vec![],
         newest_pod: pods::newest_pod(observed),

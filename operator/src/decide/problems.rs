@@ -91,6 +91,12 @@ pub(super) fn failure_message(failure: &Failure) -> (Reason, String) {
             Reason::ObjectsRefused,
             format!("the job's Workload in Kueue is refused: {message}"),
         ),
+        JobPart::Policies => (
+            Reason::ObjectsRefused,
+            format!(
+                "the API server refuses to change the job's disruption budget or network policies: {message}"
+            ),
+        ),
         JobPart::Deletions => (
             Reason::PodsRefused,
             format!("the API server does not delete the job's pods: {message}"),

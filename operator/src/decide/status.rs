@@ -4,7 +4,7 @@ use super::conditions::conditions;
 use super::coordinator;
 use super::decision::{CoordinatorGoal, Decision, JobOutcome, Report, time};
 use super::events::{events, newest_message};
-use super::failed_parts::Failure;
+use super::failed_parts::{Failure, JobPart};
 use super::job_progress::{
     left_out, note_history, note_progress, note_recoveries, spare_copies, stage_to_rank_map,
 };
@@ -135,7 +135,10 @@ fn progress(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]) 
             .and_then(|o| o.save_at.clone())
             .or_else(|| before.save_ordered.clone()),
         // Numbers of pods that were not created are used later; those of pods that were are seen on the pods.
-        newest_pod: if failures.iter().any(|f| f.retry_in > 0) {
+        newest_pod: if failures
+            .iter()
+            .any(|f| f.retry_in > 0 && f.part != JobPart::Policies)
+        {
             newest_pod(observed)
         } else {
             decision.newest_pod

@@ -195,3 +195,23 @@ fn workers_on_two_nodes_are_evicted_one_by_one() {
     changing.pods.remove(0);
     assert_eq!(evictions_allowed(&changing), 0);
 }
+
+#[test]
+fn refused_change_of_the_budget_holds_nothing_else_up() {
+    let mut observed = observed(2);
+    observed.failures = vec![Failure {
+        part: JobPart::Policies,
+        message: "a webhook denied the request".into(),
+        retry_in: 7,
+    }];
+    let decision = crate::decide::decide(&observed);
+    assert!(!decision.changes_policies && !decision.objects.is_empty());
+    assert!(decision.starts_coordinator);
+    let desired = decide(&observed);
+    assert_eq!(names(&desired).len(), 2);
+    assert_eq!(desired.status.newest_pod, 2, "their numbers are used up");
+    let degraded = condition(&desired, ConditionType::Degraded);
+    assert_eq!(degraded.reason, "ObjectsRefused");
+    observed.failures[0].retry_in = 0;
+    assert!(crate::decide::decide(&observed).changes_policies);
+}

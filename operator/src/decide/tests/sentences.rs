@@ -198,6 +198,7 @@ fn other_scenes() -> Vec<Observed> {
         failing(JobPart::Coordinator, "address in use"),
         failing(JobPart::Deletions, "a webhook denied the request"),
         failing(JobPart::Workload, "a webhook denied the request"),
+        failing(JobPart::Policies, "a webhook denied the request"),
         Observed {
             run: Some(ended_run(RunEnd::Done)),
             ..failing(JobPart::JobDeletion, "a webhook denied the request")
