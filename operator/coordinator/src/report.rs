@@ -7,7 +7,8 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 use std::time::SystemTime;
 use varuna_api::crd::{
-    MESSAGES_MAX, RECOVERIES_MAX, Recovery, RunCheckpoints, RunEnd, RunMessage, RunStatus,
+    MESSAGES_MAX, NOTICES_BYTES_MAX, RECOVERIES_MAX, RUN_BYTES_MAX, Recovery, RunCheckpoints, RunEnd,
+    RunMessage, RunSpec, RunStatus, entry_bytes,
 };
 use varuna_coordinator::recoveries::CompletedRecovery;
 use varuna_coordinator::{CheckpointHealth, CoordinatorError, Outcome, RunMode, View};
@@ -29,8 +30,8 @@ const WITH_STEPS: Duration = Duration::from_secs(15);
 const MESSAGE_BYTES_MAX: usize = 1000;
 /// With more workers than these, their details are left out of what is written: people read the coordinator's page, and the operator does not read them.
 const DETAILED_MAX: usize = 512;
-/// Bytes of all workers in a report. etcd accepts 1.5 MiB (`--max-request-bytes`) for the whole object, including its orders.
-const WORKERS_BYTES_MAX: usize = 1280 << 10;
+/// Bytes of the object that are neither a report, nor locations of nodes, nor notices: its metadata, and nodes that come before the next report.
+const OTHER_BYTES: usize = 64 << 10;
 /// Messages of one coordinator; those of the next one have greater numbers.
 const MESSAGES_OF_ONE: i64 = 1 << 32;
 
@@ -139,18 +140,34 @@ pub fn report(by: &Reporter, view: &View, messages: &Messages, end: Option<RunEn
     }
 }
 
-/// Shortens a report before it is written, so that an API server accepts it, however many workers there are. An operator of the previous release cannot
-/// read a worker without all of its fields, so all of them are written, shortened.
+/// The room that orders leave for a report, in bytes: the whole object is written at once. Notices have their room even if there are none now,
+/// because thousands may come between two reports.
 #[must_use]
-pub fn bounded(report: &RunStatus) -> Cow<'_, RunStatus> {
+pub fn room_beside(orders: Option<&RunSpec>) -> usize {
+    let domains = orders.into_iter().flat_map(|orders| &orders.domains);
+    let domains: usize = domains
+        .map(|(node, domain)| entry_bytes(node, domain.len()))
+        .sum();
+    RUN_BYTES_MAX.saturating_sub(NOTICES_BYTES_MAX + OTHER_BYTES + domains)
+}
+
+/// Shortens a report before it is written to what there is room for, so that an API server accepts it, however many workers there are. Details
+/// of workers go first, then workers without a place in the plan, then the others. An operator of the previous release cannot read a worker
+/// without all of its fields, so all of them are written, shortened.
+#[must_use]
+pub fn bounded(report: &RunStatus, room: usize) -> Cow<'_, RunStatus> {
     let workers = report.state.as_ref().map_or(0, |state| state.workers.len());
     if workers <= DETAILED_MAX {
         return Cow::Borrowed(report);
     }
     let mut report = report.clone();
+    let state = report.state.as_mut();
+    let mut workers = state.map_or_else(Vec::new, |state| std::mem::take(&mut state.workers));
+    workers.iter_mut().for_each(leave_out_details);
+    let others = serde_json::to_string(&report).map_or(0, |text| text.len());
+    leave_out_workers(&mut workers, room.saturating_sub(others));
     if let Some(state) = &mut report.state {
-        state.workers.iter_mut().for_each(leave_out_details);
-        leave_out_workers(&mut state.workers);
+        state.workers = workers;
     }
     Cow::Owned(report)
 }
@@ -163,9 +180,9 @@ fn leave_out_details(worker: &mut WorkerView) {
 }
 
 /// Leaves out workers for which there is no room. Those with a place in the plan come first, since the operator acts on them.
-fn leave_out_workers(workers: &mut Vec<WorkerView>) {
+fn leave_out_workers(workers: &mut Vec<WorkerView>, room: usize) {
     let bytes = |worker: &WorkerView| serde_json::to_string(worker).map_or(0, |text| text.len() + 1);
-    let mut left = WORKERS_BYTES_MAX;
+    let mut left = room;
     let mut stays = vec![false; workers.len()];
     for placed in [true, false] {
         for (worker, stays) in workers.iter().zip(&mut stays) {

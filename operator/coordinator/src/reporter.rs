@@ -2,7 +2,7 @@
 //! moment later if it is only shown, and from time to time if only steps were committed.
 
 use crate::orders::{Role, SeenOrders, orders_of, role};
-use crate::report::{ReportedPart, bounded};
+use crate::report::{ReportedPart, bounded, room_beside};
 use backon::{BackoffBuilder, ExponentialBuilder};
 use kube::Api;
 use kube::api::{DynamicObject, PostParams};
@@ -109,7 +109,8 @@ impl Reports {
 
     /// Writes one report over the newest version that is known, so that it replaces no report of a later coordinator.
     async fn write_one(&self, report: &RunStatus, version: &mut Option<u64>) -> Result<Written, Failure> {
-        let document = bounded(report);
+        let room = room_beside(self.seen.borrow().as_ref().map(|seen| &seen.spec));
+        let document = bounded(report, room);
         let workers = |report: &RunStatus| report.state.as_ref().map_or(0, |s| s.workers.len());
         let left_out = workers(report) - workers(&document);
         if left_out > 0 {

@@ -5,7 +5,7 @@ use super::observed::{Observed, ObservedPod};
 use super::pod_verdicts::announced_end_at;
 use super::workers::Workers;
 use std::collections::{BTreeMap, BTreeSet};
-use varuna_api::crd::{DOMAINS_MAX, NOTICES_MAX};
+use varuna_api::crd::{DOMAINS_BYTES_MAX, DOMAINS_MAX, NOTICES_BYTES_MAX, NOTICES_MAX, entry_bytes};
 use varuna_protocol::coordinator::WorkerView;
 
 /// Names of workers that are reported to their coordinator.
@@ -74,18 +74,32 @@ pub(super) fn worker_notices(
     let names = |wanted: &dyn Fn(&&WorkerView) -> bool| -> Vec<String> {
         let workers = run.snapshot.iter().flat_map(|s| &s.workers);
         let wanted = workers.filter(wanted).take(NOTICES_MAX);
-        wanted.map(|worker| worker.name.clone()).collect()
+        let names = wanted.map(|worker| worker.name.clone());
+        that_fit(names, NOTICES_BYTES_MAX / 4, |name| name.len() + 3).collect()
     };
     WorkerNotices {
         leaving: names(&leaves),
-        ends_at: observed
-            .pods
-            .iter()
-            .filter_map(hurried)
-            .take(NOTICES_MAX)
-            .collect(),
+        ends_at: that_fit(
+            observed.pods.iter().filter_map(hurried).take(NOTICES_MAX),
+            NOTICES_BYTES_MAX / 2,
+            |(name, _)| entry_bytes(name, 12),
+        )
+        .collect(),
         ended: names(&has_ended),
     }
+}
+
+/// The first of these for which there is room in the orders: with all of them, the API server might not take the orders any more.
+fn that_fit<T>(
+    all: impl Iterator<Item = T>,
+    room: usize,
+    bytes: impl Fn(&T) -> usize,
+) -> impl Iterator<Item = T> {
+    let mut used = 0;
+    all.take_while(move |one| {
+        used += bytes(one);
+        used <= room
+    })
 }
 
 /// Seconds that the worker of a pod that somebody deletes still has to report itself that it will leave; none if the pod is not deleted.
@@ -112,7 +126,11 @@ pub(super) fn domains(observed: &Observed) -> BTreeMap<String, String> {
         .map(|(name, node)| (name, &node.domain))
         .filter(|(_, domain)| !domain.is_empty())
         .collect();
-    let bounded = said.into_iter().take(DOMAINS_MAX);
+    let bounded = that_fit(
+        said.into_iter().take(DOMAINS_MAX),
+        DOMAINS_BYTES_MAX,
+        |(name, domain)| entry_bytes(name, domain.len()),
+    );
     bounded
         .map(|(name, domain)| (name.clone(), domain.clone()))
         .collect()

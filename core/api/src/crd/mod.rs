@@ -15,8 +15,8 @@ pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 pub use progress::{HISTORY_MAX, HistoryEntry, RECOVERIES_MAX, Recovery, RecoveryTotals, TimeSpent};
 pub use record::{RecordSpec, RecordStatus, VarunaRecord};
 pub use run::{
-    DOMAINS_MAX, MESSAGES_MAX, NOTICES_MAX, RunCheckpoints, RunEnd, RunGoal, RunMessage, RunSpec, RunStatus,
-    VarunaRun,
+    DOMAINS_BYTES_MAX, DOMAINS_MAX, MESSAGES_MAX, NOTICES_BYTES_MAX, NOTICES_MAX, RUN_BYTES_MAX,
+    RunCheckpoints, RunEnd, RunGoal, RunMessage, RunSpec, RunStatus, VarunaRun, entry_bytes,
 };
 pub use status::{
     CheckpointStatus, CrashMoment, LEFT_OUT_MAX, LeftOutWorker, PlanStatus, RecentFailure, RolloutStatus,

@@ -13,6 +13,19 @@ use varuna_protocol::coordinator::Snapshot;
 pub const NOTICES_MAX: usize = 4096;
 /// Maximum number of nodes whose location is in a coordinator's orders.
 pub const DOMAINS_MAX: usize = 4096;
+/// Bytes that the whole object may have: etcd accepts 1.5 MiB (`--max-request-bytes`).
+pub const RUN_BYTES_MAX: usize = 1536 << 10;
+/// Bytes that all notices of workers in a coordinator's orders may have. A report leaves that room, because they come without warning.
+pub const NOTICES_BYTES_MAX: usize = 256 << 10;
+/// Bytes that the locations of nodes in a coordinator's orders may have.
+pub const DOMAINS_BYTES_MAX: usize = 512 << 10;
+
+/// Bytes of a map's entry in the object, with a value of so many: Kubernetes notes the key again, with who has written it.
+#[must_use]
+pub fn entry_bytes(key: &str, value: usize) -> usize {
+    2 * key.len() + value + 16
+}
+
 /// Maximum number of messages in a report.
 pub const MESSAGES_MAX: usize = 64;
 

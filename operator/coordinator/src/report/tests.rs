@@ -136,9 +136,10 @@ fn with_workers(count: u64) -> RunStatus {
 #[test]
 fn large_report_fits_an_api_server() {
     let few = with_workers(DETAILED_MAX as u64);
-    assert_eq!(*bounded(&few), few, "nothing is left out");
+    let room = room_beside(None);
+    assert_eq!(*bounded(&few, room), few, "nothing is left out");
     let some = with_workers(5000);
-    let written = bounded(&some).into_owned();
+    let written = bounded(&some, room).into_owned();
     let workers = |report: &RunStatus| report.state.clone().unwrap().workers;
     let read = |w: &WorkerView| (w.name.clone(), w.up, w.draining, w.pipeline, w.segments.clone());
     let all = |report: &RunStatus| workers(report).iter().map(read).collect::<Vec<_>>();
@@ -154,10 +155,42 @@ fn large_report_fits_an_api_server() {
     let text = serde_json::to_string(&written).unwrap();
     assert_eq!(serde_json::from_str::<RunStatus>(&text).unwrap(), written);
 
-    let written = bounded(&with_workers(20_000)).into_owned();
-    assert!(bytes(&written) <= WORKERS_BYTES_MAX + 4096, "{}", bytes(&written));
+    let written = bounded(&with_workers(20_000), room).into_owned();
+    assert!(bytes(&written) <= room, "{}", bytes(&written));
     assert!(workers(&written).len() > 5000);
     assert!(workers(&written).iter().all(|w| w.pipeline.is_some()));
+}
+
+#[test]
+fn large_report_leaves_room_for_its_orders() {
+    let node = |i: u32| {
+        let name = format!("ip-10-0-{i:04}.eu-west-1.compute.internal");
+        (name, "eu-west-1a/nn-0a1b2c3d/nn-1a2b3c4d".to_owned())
+    };
+    let orders = RunSpec {
+        uid: "u".into(),
+        goal: varuna_api::crd::RunGoal::Run,
+        coordinator: 1,
+        newest_coordinator: 1,
+        steps: 0,
+        allow_state_loss: false,
+        save_at: None,
+        leaving: vec![],
+        ends_at: std::collections::BTreeMap::new(),
+        written_at: None,
+        ended: vec![],
+        domains: (0..4000).map(node).collect(),
+    };
+    let room = room_beside(Some(&orders));
+    let written = bounded(&with_workers(20_000), room).into_owned();
+    let bytes = serde_json::to_string(&written).unwrap().len();
+    let keys: usize = orders.domains.keys().map(|key| key.len() + 8).sum();
+    let ordered = serde_json::to_string(&orders).unwrap().len() + keys;
+    assert!(
+        bytes + ordered + NOTICES_BYTES_MAX <= RUN_BYTES_MAX,
+        "{bytes} {ordered}"
+    );
+    assert!(bytes > room - 1000, "{bytes}: no more is left out than needed");
 }
 
 #[test]

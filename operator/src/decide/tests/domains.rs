@@ -58,3 +58,25 @@ fn orders_have_the_domains_of_used_nodes_only() {
     let good = BTreeMap::from([("good".to_owned(), "eu-1a".to_owned())]);
     assert_eq!(told(&observed), good);
 }
+
+#[test]
+fn orders_have_room_for_so_many_long_domains() {
+    use varuna_api::crd::{DOMAINS_BYTES_MAX, entry_bytes};
+    let mut observed = observed(3000);
+    for number in 1..=3000 {
+        let node = format!("node-{number:04}");
+        observed.pods.push(running_on(&node, number));
+        let known = ObservedNode {
+            ready: true,
+            domain: "z".repeat(500),
+            ..ObservedNode::default()
+        };
+        observed.nodes.insert(node, known);
+    }
+    let domains = decide(&observed).orders.unwrap().domains;
+    let bytes: usize = domains
+        .iter()
+        .map(|(node, domain)| entry_bytes(node, domain.len()))
+        .sum();
+    assert!((900..3000).contains(&domains.len()) && bytes <= DOMAINS_BYTES_MAX);
+}

@@ -41,6 +41,46 @@ fn half_of_the_workers_that_go_without_a_word_are_told_of() {
     assert_eq!(desired.orders.unwrap().leaving.len(), 4_000);
 }
 
+/// The others are named once these have gone: with all of them, the API server might not take the orders.
+#[test]
+fn of_many_workers_with_long_names_some_are_told_of() {
+    use varuna_api::crd::NOTICES_BYTES_MAX;
+    let mut observed = large(training(5));
+    observed.coordinators = vec![coordinator(1, PodPhase::Running)];
+    observed.job.spec.as_mut().unwrap().disruption.notice_seconds = Some(60);
+    let names: Vec<String> = (1..=4_000)
+        .map(|number| format!("{}-w{number}-u", "j".repeat(40)))
+        .collect();
+    observed.pods = (1..)
+        .zip(&names)
+        .map(|(number, name)| ObservedPod {
+            name: name.clone(),
+            deleting: true,
+            deletion: Some(Deletion {
+                at: NOW - 10,
+                deadline: NOW + 20,
+            }),
+            ..pod(number, PodPhase::Running)
+        })
+        .collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    observed.run = Some(with_workers(training(5), &names, &[]));
+    let orders = decide(&observed).orders.unwrap();
+    assert!(
+        (1_000..4_000).contains(&orders.leaving.len()),
+        "{}",
+        orders.leaving.len()
+    );
+    assert!(
+        (1_000..4_000).contains(&orders.ends_at.len()),
+        "{}",
+        orders.ends_at.len()
+    );
+    let keys: usize = orders.ends_at.keys().map(|key| key.len() + 8).sum();
+    let bytes = serde_json::to_string(&orders).unwrap().len() + keys;
+    assert!(bytes <= NOTICES_BYTES_MAX, "{bytes}");
+}
+
 #[test]
 fn a_template_that_lets_nobody_train_is_replaced_everywhere() {
     let desired = decide(&large(run(RunMode::Waiting, 0, 0)));
