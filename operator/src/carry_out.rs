@@ -99,7 +99,9 @@ impl Execution<'_> {
         let text = self.seen.object.run_document().to_string();
         let takes_text = self.decision.takes_present_spec;
         let secret = begin_run(&context.client, job, &text, takes_text).await?;
-        context.credentials.ensure(job, secret).await
+        let pods = &self.seen.observed.pods;
+        let newest_pod = pods.iter().map(|pod| pod.number).max().unwrap_or(0);
+        context.credentials.ensure(job, secret, newest_pod).await
     }
 
     /// Writes orders, if others than the present ones were decided.

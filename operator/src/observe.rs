@@ -103,6 +103,7 @@ impl<'a> Observer<'a> {
             now: Timestamp::now().as_second(),
             settings: context.settings.clone(),
             queue: context.index.queues.lock().of(&job),
+            old_credentials: context.credentials.old_pods(&job.uid),
             job,
         }
     }

@@ -20,8 +20,18 @@ const LOOK_AGAIN: Duration = Duration::from_secs(600);
 /// Knows for which jobs there are credentials.
 pub struct CredentialStore {
     client: Client,
-    /// For each job, by its uid, when its Secret was known to exist.
-    made: Mutex<BTreeMap<String, Instant>>,
+    /// What is known of each job's Secret, by the job's uid.
+    made: Mutex<BTreeMap<String, KnownSecret>>,
+}
+
+/// What is known of a job's Secret. It is kept in memory only: if another leader takes over at the moment when the Secret is made anew, workers
+/// with the old credentials stay until they find that no coordinator knows them.
+#[derive(Clone, Copy)]
+struct KnownSecret {
+    /// When it was known to exist.
+    seen: Instant,
+    /// Pods of workers with numbers up to this have the credentials of the one before it.
+    old_pods: i64,
 }
 
 impl CredentialStore {
@@ -35,19 +45,27 @@ impl CredentialStore {
     }
 
     /// Makes sure that a job has credentials: creates them unless they exist. They are never read. `present`: who owns a Secret that
-    /// already has the name.
+    /// already has the name; `newest_pod`: the number of the newest pod of a worker. If the job's Secret is missing, because somebody has
+    /// deleted it, the pods up to that one have the old credentials.
     ///
     /// # Errors
     /// The API server refuses or does not answer, no key can be made, or the Secret of that name belongs to somebody else.
-    pub async fn ensure(&self, job: &ObservedJob, present: SecretOwner) -> Result<(), Error> {
+    pub async fn ensure(
+        &self,
+        job: &ObservedJob,
+        present: SecretOwner,
+        newest_pod: i64,
+    ) -> Result<(), Error> {
         let known = self.made.lock().get(&job.uid).copied();
-        if known.is_some_and(|seen| seen.elapsed() < LOOK_AGAIN) {
+        if known.is_some_and(|known| known.seen.elapsed() < LOOK_AGAIN) {
             return Ok(());
         }
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &job.namespace);
         let secret = serde_json::from_value(token_secret(job, &make()?));
         let secret: Secret = secret.map_err(kube::Error::SerdeError)?;
+        let mut old_pods = self.old_pods(&job.uid);
         match secrets.create(&PostParams::default(), &secret).await {
+            Ok(_) if present == SecretOwner::Job => old_pods = newest_pod,
             Ok(_) => {}
             Err(kube::Error::Api(status)) if status.is_already_exists() => {
                 if present == SecretOwner::Another {
@@ -56,8 +74,16 @@ impl CredentialStore {
             }
             Err(error) => return Err(Error::refused(JobPart::Objects)(error)),
         }
-        self.made.lock().insert(job.uid.clone(), Instant::now());
+        let seen = Instant::now();
+        let known = KnownSecret { seen, old_pods };
+        self.made.lock().insert(job.uid.clone(), known);
         Ok(())
+    }
+
+    /// Pods of a job's workers with numbers up to this have the credentials of a Secret that is gone; 0 where none has.
+    #[must_use]
+    pub fn old_pods(&self, uid: &str) -> i64 {
+        self.made.lock().get(uid).map_or(0, |known| known.old_pods)
     }
 
     /// Forgets deleted jobs.
@@ -73,4 +99,36 @@ fn make() -> Result<Credentials, Error> {
         token: hex::encode(rand::random::<[u8; 16]>()),
         identity,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::fake_server::{ReceivedRequest, refusal, server};
+    use crate::fixtures;
+
+    /// Up to which pod the credentials are old, if the newest is the seventh when the Secret is looked for.
+    async fn old_pods(is_there: bool, present: SecretOwner) -> i64 {
+        let (client, _) = server(move |asked: &ReceivedRequest| {
+            if is_there {
+                refusal(409, "AlreadyExists")
+            } else {
+                Some((201, asked.body.clone()))
+            }
+        });
+        let (store, job) = (CredentialStore::new(client), fixtures::job("j", "uid-j"));
+        store.ensure(&job, present, 7).await.unwrap();
+        store.ensure(&job, present, 8).await.unwrap();
+        let old = store.old_pods("uid-j");
+        store.retain(|_| false);
+        assert_eq!(store.old_pods("uid-j"), 0);
+        old
+    }
+
+    #[tokio::test]
+    async fn pods_before_a_secret_that_is_made_anew_are_known() {
+        assert_eq!(old_pods(false, SecretOwner::Job).await, 7);
+        assert_eq!(old_pods(true, SecretOwner::Job).await, 0, "it is there still");
+        assert_eq!(old_pods(false, SecretOwner::Another).await, 0, "the run begins");
+    }
 }

@@ -36,6 +36,8 @@ pub struct Observed {
     pub settings: Settings,
     /// What is known of its queue in Kueue.
     pub queue: ObservedQueue,
+    /// Pods of workers with numbers up to this have credentials that no coordinator takes any more; 0 where none has.
+    pub old_credentials: i64,
 }
 
 /// How a job's workers and its coordinator recognise each other.

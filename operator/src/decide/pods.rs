@@ -173,6 +173,10 @@ fn clear_unusable(observed: &Observed, limits: &[PodLimit<'_>], decision: &mut D
             PodVerdict::Preempted(why) if !judged.pod.deleting => {
                 (Some(Reason::WorkerPreempted), format!("it was preempted ({why})"))
             }
+            verdict if verdict.is_active() && judged.pod.number <= observed.old_credentials => (
+                Some(Reason::WorkerLost),
+                "the job's Secret was deleted, and the next one has other credentials".to_owned(),
+            ),
             PodVerdict::Pending(Some(_))
                 if avoids_too_much(observed, &decision.avoid, &signals, judged.pod) =>
             {

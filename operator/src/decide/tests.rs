@@ -75,6 +75,7 @@ fn observed(max: u32) -> Observed {
             topology_labels: vec!["example.com/rack".into()],
         },
         queue: ObservedQueue::default(),
+        old_credentials: 0,
     }
 }
 

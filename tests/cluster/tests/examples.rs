@@ -54,6 +54,7 @@ fn observed(job: ObservedJob) -> Observed {
             topology_labels: vec![],
         },
         queue: ObservedQueue::default(),
+        old_credentials: 0,
     }
 }
 

@@ -298,3 +298,24 @@ fn pod_on_a_lost_node_does_not_block_a_rollout() {
     silent.run = Some(with_workers(training(3), &four, &[]));
     assert!(decide(&silent).delete.is_empty(), "its worker answers still");
 }
+
+#[test]
+fn workers_with_credentials_of_a_deleted_secret_are_replaced() {
+    let mut observed = observed(2);
+    observed.pods = vec![pod(1, PodPhase::Running), pod(2, PodPhase::Running)];
+    observed.run = Some(ObservedRun::default());
+    assert!(deleted(&decide(&observed)).is_empty());
+    observed.old_credentials = 1;
+    let replaces = decide(&observed);
+    assert_eq!(deleted(&replaces), ["j-w1-u"]);
+    assert_eq!(names(&replaces), ["j-w3-u"]);
+    let lost = replaces
+        .events
+        .iter()
+        .find(|e| e.reason == Reason::WorkerLost)
+        .unwrap();
+    assert!(lost.text.contains("Secret was deleted"), "{lost:?}");
+    // One that ended stays for its log.
+    observed.pods[0] = ended(1, 143, "Error", 1);
+    assert!(deleted(&decide(&observed)).is_empty());
+}

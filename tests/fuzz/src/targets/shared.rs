@@ -219,6 +219,7 @@ fn observed(orders: RunSpec, run: Option<ObservedRun>) -> Observed {
             topology_labels: vec![],
         },
         queue: ObservedQueue::default(),
+        old_credentials: 0,
     }
 }
 
