@@ -189,8 +189,9 @@ fn bound_at(status: &PodStatus) -> Option<i64> {
     Some(bound.last_transition_time.as_ref()?.0.as_second())
 }
 
-/// That a node has the pod, and none of its containers has started. Before the pod has its volumes and its network the kubelet says so by a
-/// condition, and pulls no image; one before Kubernetes 1.29 does not say, and may be pulling.
+/// That a node has the pod, and none of its containers has started. From Kubernetes 1.36 on the kubelet says by a condition with this reason that
+/// the pod lacks its volumes or its network, and pulls no image until then. An earlier one gives no reason: its condition stays as it is while it
+/// pulls the first image (kubernetes/kubernetes#134660), so it may be pulling.
 fn unstarted(pod: &Pod, status: &PodStatus) -> Option<Unstarted> {
     pod.spec.as_ref()?.node_name.as_ref()?;
     let has_started = |container: &ContainerStatus| {
@@ -203,7 +204,10 @@ fn unstarted(pod: &Pod, status: &PodStatus) -> Option<Unstarted> {
     if !waits || containers.any(has_started) {
         return None;
     }
-    let lacks = |c: &PodCondition| c.type_ == "PodReadyToStartContainers" && c.status == "False";
+    let lacks = |c: &PodCondition| {
+        let is_said = c.reason.as_deref() == Some("PodSandboxNotReady");
+        c.type_ == "PodReadyToStartContainers" && c.status == "False" && is_said
+    };
     let is_taken = status.start_time.is_some();
     Some(Unstarted {
         bound: bound_at(status)?,
@@ -412,21 +416,26 @@ mod tests {
     #[test]
     fn of_an_unstarted_pod_is_known_whether_it_may_pull() {
         let creating = json!({ "waiting": { "reason": "ContainerCreating" } });
-        let unstarted = |ready: Option<&str>, states: &Value| {
+        let unstarted = |ready: Option<(&str, Option<&str>)>, states: &Value| {
             let mut conditions = vec![
                 json!({ "type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:03:05Z" }),
             ];
-            conditions.extend(ready.map(|is| json!({ "type": "PodReadyToStartContainers", "status": is })));
+            conditions.extend(ready.map(
+                |(is, why)| json!({ "type": "PodReadyToStartContainers", "status": is, "reason": why }),
+            ));
             let mut status = json!({ "phase": "Pending", "startTime": "2026-01-01T00:03:06Z" });
             status["conditions"] = conditions.into();
             status["containerStatuses"] = json!([container("worker", states)]);
             observed(status).unstarted
         };
         let may_pull = |ready| unstarted(ready, &creating).unwrap().may_pull;
-        assert!(!may_pull(Some("False")), "it has no network yet");
-        assert!(may_pull(Some("True")));
+        let lacks = Some(("False", Some("PodSandboxNotReady")));
+        assert!(!may_pull(lacks), "it has no network yet");
+        assert!(may_pull(Some(("False", None))), "the same during a pull");
+        assert!(may_pull(Some(("True", None))));
         assert!(may_pull(None), "its kubelet does not say");
-        assert_eq!(unstarted(Some("True"), &json!({ "running": {} })), None);
+        let running = unstarted(Some(("True", None)), &json!({ "running": {} }));
+        assert_eq!(running, None);
         let unbound = observed(json!({ "phase": "Pending" }));
         assert_eq!(unbound.unstarted, None);
     }
