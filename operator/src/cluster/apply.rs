@@ -162,9 +162,12 @@ impl Applier {
                     of_job.insert(key.clone(), applied);
                     owned.written(key, written);
                 }
-                // Whatever is there, the next reconciliation corrects it.
                 Err(error) => {
-                    owned.forget(&key);
+                    // A policy whose change is refused is there as before. Were it taken for missing, pods would wait for it. Whatever else is
+                    // there, the next reconciliation corrects it.
+                    if !is_refused_policy(&error) {
+                        owned.forget(&key);
+                    }
                     return Err(error);
                 }
             }
@@ -261,6 +264,9 @@ impl Applier {
         let found = found.map_err(Error::changed_or_refused(JobPart::Objects))?;
         verify(&kind, &found.metadata, job)?;
         let uid = found.uid().unwrap_or_default();
+        // No watch shows it again if it is not changed.
+        let found = KnownObject::of(&found.metadata);
+        self.index.owned.lock().written(key(object), found);
         let applied = apply_to(&api, &name, object, &uid).await;
         applied.map_err(Error::changed_or_refused(change))
     }
@@ -269,6 +275,16 @@ impl Applier {
     pub fn retain(&self, exists: impl Fn(&str) -> bool) {
         self.applied.lock().retain(|uid, _| exists(uid));
     }
+}
+
+fn is_refused_policy(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Refused {
+            part: JobPart::Policies,
+            ..
+        }
+    )
 }
 
 /// What the deletion of a job has come to.
@@ -401,6 +417,38 @@ mod tests {
             );
         }
         assert_eq!(refused("Service", true, false).await.0, Some(JobPart::Objects));
+    }
+
+    #[tokio::test]
+    async fn a_policy_whose_change_is_refused_is_not_missing() {
+        for kind in POLICIES {
+            let document = json!({
+                "apiVersion": "v1", "kind": kind, "metadata": crate::decide::objects::metadata(&job(), "j-workers"),
+            });
+            let found = document.clone();
+            let (client, _) = server(move |asked: &ReceivedRequest| match asked.method.as_str() {
+                "POST" => refusal(409, "AlreadyExists"),
+                "GET" => Some((200, found.clone())),
+                _ => refusal(403, "Forbidden"),
+            });
+            let applier = applier(client);
+            let outdated = || vec![Outdated::new(key(&document), "identity".into(), &document)];
+            let objects = std::slice::from_ref(&document);
+            assert_eq!(
+                applier.outdated(&job(), objects).missing.len(),
+                1,
+                "no watch has shown it"
+            );
+            for _ in 0..2 {
+                let refused = applier.apply_objects(&job(), outdated()).await.unwrap_err();
+                assert!(is_refused_policy(&refused), "{refused:?}");
+                let missing = applier.outdated(&job(), objects).missing;
+                assert!(
+                    missing.is_empty(),
+                    "pods would wait for it at each reconciliation"
+                );
+            }
+        }
     }
 
     #[test]
