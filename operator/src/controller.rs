@@ -31,6 +31,8 @@ const REQUESTS_MAX: usize = 1024;
 const LAST_WRITES: Duration = Duration::from_secs(3);
 /// An API server that does not answer at the start is asked again after this time.
 const LIST_RETRY: Duration = Duration::from_secs(2);
+/// Refusals in a row that count: an API server that has just started knows neither all roles nor all resources for a moment.
+const LIST_REFUSALS: u32 = 5;
 /// What is known of deleted jobs is forgotten within this time.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -122,17 +124,23 @@ pub async fn run_until(
 /// The resource of jobs is not installed, or the role does not allow to list it.
 async fn listable(jobs: &Api<JobObject>, health: &Health) -> anyhow::Result<()> {
     let one = ListParams::default().limit(1);
+    let mut refusals = 0;
     loop {
         health.worked();
         match within(DEADLINE, jobs.list(&one)).await {
             Ok(_) => return Ok(()),
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_forbidden() => {
-                anyhow::bail!(
-                    "VarunaJobs cannot be listed (install crds/, check the role): {}",
-                    status.message
-                );
+                refusals += 1;
+                let why = &status.message;
+                if refusals == LIST_REFUSALS {
+                    anyhow::bail!("VarunaJobs cannot be listed (install crds/, check the role): {why}");
+                }
+                tracing::warn!(why, refusals, "VarunaJobs cannot be listed yet");
             }
-            Err(error) => tracing::warn!(%error, "VarunaJobs cannot be listed yet"),
+            Err(error) => {
+                refusals = 0;
+                tracing::warn!(%error, "VarunaJobs cannot be listed yet");
+            }
         }
         tokio::time::sleep(LIST_RETRY).await;
     }
@@ -368,11 +376,11 @@ mod tests {
         };
         let health = Health::new(Arc::default());
         assert!(
-            listable(&answers(&[500, 503, 429, 504, 200]), &health)
+            listable(&answers(&[500, 503, 429, 504, 403, 404, 200]), &health)
                 .await
                 .is_ok()
         );
-        for refused in [&[403_u16], &[404]] {
+        for refused in [&[403_u16; 5], &[404; 5]] {
             let error = listable(&answers(refused), &health)
                 .await
                 .unwrap_err()
