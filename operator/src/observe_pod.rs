@@ -189,9 +189,9 @@ fn bound_at(status: &PodStatus) -> Option<i64> {
     Some(bound.last_transition_time.as_ref()?.0.as_second())
 }
 
-/// That a node has the pod, and none of its containers has started. From Kubernetes 1.36 on the kubelet says by a condition with this reason that
-/// the pod lacks its volumes or its network, and pulls no image until then. An earlier one gives no reason: its condition stays as it is while it
-/// pulls the first image (kubernetes/kubernetes#134660), so it may be pulling.
+/// That a node has the pod, and none of its containers has started. From Kubernetes 1.37 on the kubelet says by a condition with this reason that
+/// the pod lacks its volumes or its network, and pulls no image until then. An earlier one gives no reason: before 1.36 its condition stays as it
+/// is while it pulls the first image (kubernetes/kubernetes#134660), so it may be pulling.
 fn unstarted(pod: &Pod, status: &PodStatus) -> Option<Unstarted> {
     pod.spec.as_ref()?.node_name.as_ref()?;
     let has_started = |container: &ContainerStatus| {
