@@ -42,7 +42,7 @@ fn pods_that_stay(observed: &Observed, pods: &[JudgedPod<'_>]) -> i64 {
     let placed = run.placed();
     let is_counted = |p: &&JudgedPod<'_>| p.verdict == PodVerdict::Running && !p.pod.unready;
     let all = whole(pods.iter().filter(is_counted).count());
-    let has_checkpoints = observed.job.spec.as_ref().is_ok_and(|j| j.checkpoint.is_some());
+    let has_checkpoints = has_checkpoints(observed);
     if run.is_settling() && observed.job.status.plan.is_some() {
         // The workers hold the state. No plan without a leaving worker can be made before the next coordinator has reports from all of
         // them. If no coordinator can start, a drain must not wait for one, unless the state would be lost.
@@ -64,4 +64,12 @@ fn pods_that_stay(observed: &Observed, pods: &[JudgedPod<'_>]) -> i64 {
         Some(RunMode::Waiting) if has_checkpoints => 0,
         _ => all,
     }
+}
+
+/// Whether the state is elsewhere than with the workers. If the spec cannot be read, the checkpoints that were seen tell.
+fn has_checkpoints(observed: &Observed) -> bool {
+    let seen = observed.job.status.checkpoint.as_ref();
+    let was_seen = || seen.is_some_and(|c| c.newest_step.is_some());
+    let spec = observed.job.spec.as_ref();
+    spec.map_or_else(|_| was_seen(), |job| job.checkpoint.is_some())
 }

@@ -89,6 +89,13 @@ fn no_eviction_before_workers_have_reported() {
     );
     fails.job.spec = Ok(spec(4, ""));
     assert_eq!(evictions_allowed(&fails), 0, "the state would be lost");
+    fails.job.spec = Err("it cannot be read".into());
+    assert_eq!(evictions_allowed(&fails), 0, "no checkpoint is known");
+    fails.job.status.checkpoint = Some(varuna_api::crd::CheckpointStatus {
+        newest_step: Some(5),
+        ..varuna_api::crd::CheckpointStatus::default()
+    });
+    assert_eq!(evictions_allowed(&fails), 4, "one was seen");
     let mut new = without_coordinator(ObservedRun::default(), "");
     new.job.status.plan = None;
     assert_eq!(evictions_allowed(&new), 4, "nobody holds anything yet");
