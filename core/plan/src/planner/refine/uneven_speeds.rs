@@ -12,7 +12,7 @@ use crate::layout::SegmentRange;
 use crate::partition::partition_all;
 use crate::planner::problem::Problem;
 use crate::planner::request::WorkerInfo;
-use crate::planner::search::choice::EQUAL;
+use crate::planner::search::choice::{EQUAL, missing_holders};
 use crate::planner::state_moves::Holdings;
 use crate::predict::stage_sums::StageSums;
 use crate::predict::work::rounded_speed;
@@ -66,7 +66,7 @@ pub(in crate::planner) fn refine(
         .collect();
     let judge = |shape: &Shape| Judged {
         exceeds_memory: holdings.exceeds_memory(shape, &offered) && !bug!(IgnoreCrowding),
-        single_pipeline: shape.pipelines.len() < 2 && !bug!(IgnoreRedundancy),
+        missing_holders: missing_holders(shape.pipelines.len()),
         effective_ms: problem.effective_ms(&shape.predicted),
     };
     let judged: Vec<Judged> = std::iter::once(other).chain(&made).map(judge).collect();
@@ -79,8 +79,8 @@ pub(in crate::planner) fn refine(
 struct Judged {
     /// Whether some worker cannot hold its old and new state together.
     exceeds_memory: bool,
-    /// Whether some segment has only one holder.
-    single_pipeline: bool,
+    /// How many holders a segment lacks.
+    missing_holders: usize,
     effective_ms: f64,
 }
 

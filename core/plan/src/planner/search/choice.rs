@@ -11,16 +11,28 @@ use std::collections::BTreeMap;
 /// Predictions within this factor count as equal; then redundancy and little movement decide.
 pub(in crate::planner) const EQUAL: f64 = 1.01;
 
+/// No plan is preferred for having more holders of each segment than this. Spot nodes are often lost several at a time: with two holders of
+/// each segment, such a loss often takes both of one, and the run goes back to a checkpoint. With three it rarely takes all.
+const HOLDERS: usize = 3;
+
 /// The criteria among equally fast candidates: smaller is better, the first field first.
 #[derive(PartialEq, PartialOrd)]
 struct Preference {
     /// Whether some worker cannot hold its old and new state together.
     exceeds_memory: bool,
-    /// Whether some segment has only one holder.
-    single_pipeline: bool,
+    /// How many holders a segment lacks.
+    missing_holders: usize,
     moved_bytes: u64,
     effective_ms: f64,
     workers: usize,
+}
+
+/// How many holders each segment lacks if there are so many pipelines, each of which holds all segments.
+pub(in crate::planner) fn missing_holders(pipelines: usize) -> usize {
+    if bug!(IgnoreRedundancy) {
+        return 0;
+    }
+    HOLDERS.saturating_sub(pipelines)
 }
 
 /// The candidate to take, with its workers: the most preferred of those within [`EQUAL`] of the best. If state must arrive in time, it is
@@ -71,7 +83,7 @@ pub(in crate::planner) fn choose(
     let ranked = near.map(|(effective_ms, i, placed)| {
         let preference = Preference {
             exceeds_memory: placed.exceeds_memory && !bug!(IgnoreCrowding),
-            single_pipeline: found[i].1.pipelines().len() < 2 && !bug!(IgnoreRedundancy),
+            missing_holders: missing_holders(found[i].1.pipelines().len()),
             moved_bytes: if bug!(MoveFreely) { 0 } else { placed.moved_bytes },
             effective_ms,
             workers: placed.workers.len(),

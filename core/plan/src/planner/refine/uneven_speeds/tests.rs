@@ -130,16 +130,17 @@ fn parent_of_more_workers_than_may_train_is_not_used() {
 
 #[test]
 fn equal_plans_are_ranked_by_memory_redundancy_and_speed() {
-    let of = |exceeds_memory, single_pipeline, effective_ms| Judged {
+    let of = |exceeds_memory, missing_holders, effective_ms| Judged {
         exceeds_memory,
-        single_pipeline,
+        missing_holders,
         effective_ms,
     };
-    assert_eq!(preferred(&[of(false, true, 100.5), of(true, false, 100.0)]), 0);
-    assert_eq!(preferred(&[of(true, false, 100.0), of(false, true, 100.9)]), 1);
-    assert_eq!(preferred(&[of(false, false, 102.0), of(true, true, 100.0)]), 1);
-    assert_eq!(preferred(&[of(false, false, 100.0), of(false, false, 99.9)]), 1);
-    assert_eq!(preferred(&[of(false, false, 100.0), of(false, false, 100.0)]), 0);
+    assert_eq!(preferred(&[of(false, 1, 100.5), of(true, 0, 100.0)]), 0);
+    assert_eq!(preferred(&[of(true, 0, 100.0), of(false, 1, 100.9)]), 1);
+    assert_eq!(preferred(&[of(false, 0, 102.0), of(true, 1, 100.0)]), 1);
+    assert_eq!(preferred(&[of(false, 0, 100.0), of(false, 0, 99.9)]), 1);
+    assert_eq!(preferred(&[of(false, 0, 100.0), of(false, 0, 100.0)]), 0);
+    assert_eq!(preferred(&[of(false, 2, 100.0), of(false, 1, 100.9)]), 1);
 }
 
 #[test]

@@ -38,8 +38,12 @@ fn constraints(memory: Option<u64>) -> Constraints {
 }
 
 fn request(costs: &Costs) -> PlanRequest {
+    request_for(costs, WORKERS)
+}
+
+fn request_for(costs: &Costs, workers: u64) -> PlanRequest {
     let worker = |i| WorkerInfo::nominal(WorkerId(i), "n");
-    PlanRequest::first((1..=WORKERS).map(worker).collect(), costs.layout(), 8)
+    PlanRequest::first((1..=workers).map(worker).collect(), costs.layout(), 8)
 }
 
 fn problem<'a>(costs: &'a Costs, constraints: &'a Constraints, request: &'a PlanRequest) -> Problem<'a> {
@@ -109,22 +113,28 @@ fn redundant_plan_wins_among_equally_fast_ones() {
     let problem = problem(&costs, &constraints, &request);
     assert_eq!(chosen(&problem, [(&[4], 99.5), (&[2, 2], 100.0)]), [2, 2]);
     assert_eq!(chosen(&problem, [(&[4], 98.0), (&[2, 2], 100.0)]), [4]);
+    let request = request_for(&costs, 6);
+    let problem = self::problem(&costs, &constraints, &request);
+    assert_eq!(chosen(&problem, [(&[3, 3], 99.5), (&[2; 3], 100.0)]), [2; 3]);
+    assert_eq!(chosen(&problem, [(&[3, 3], 98.0), (&[2; 3], 100.0)]), [3, 3]);
+    let more = chosen(&problem, [(&[1; 6], 100.0), (&[2; 3], 99.5)]);
+    assert_eq!(more, [2; 3], "three holders are enough");
 }
 
 #[test]
 fn plan_that_moves_less_state_wins_among_equally_fast_ones() {
     let (costs, constraints) = (costs(), constraints(None));
-    let first = request(&costs);
+    let first = request_for(&costs, 6);
     let shape = |depths: &[usize]| {
         let problem = problem(&costs, &constraints, &first);
         let pools = found(&problem, &first.workers, &[(depths, 100.0)]);
         fastest_of_all(&problem, &pools).unwrap()
     };
-    for (held, other) in [([2, 2].as_slice(), [1; 4].as_slice()), (&[1; 4], &[2, 2])] {
+    for (held, other) in [([2; 3].as_slice(), [1; 6].as_slice()), (&[1; 6], &[2; 3])] {
         let request = first.clone().after(shape(held));
         let problem = problem(&costs, &constraints, &request);
         // If every worker holds everything, no plan moves state, and the faster plan is chosen.
-        let expected = if held.len() == 4 { other } else { held };
+        let expected = if held.len() == 6 { other } else { held };
         assert_eq!(chosen(&problem, [(held, 100.0), (other, 99.5)]), expected);
     }
 }
