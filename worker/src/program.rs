@@ -123,15 +123,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     configure_connections(&mesh, &job, backend)?;
     let engine = engine((me, backend), (&job, model), data);
     tracing::info!(worker = %me, %device, name = arguments.name, job = job.name, address = %mesh.address(), "attached");
-    let member = MemberConfig {
-        follows: !arguments.without.has(Ablation::Following),
-        id: me,
-        layout: job.layout(),
-        last_step: Step(job.training.steps),
-        checkpoint_every: job.checkpoint.as_ref().map(varuna_api::Checkpoint::regular_steps),
-        compare_every: job.compare_every_steps,
-        timing: MemberTiming::default(),
-    };
+    let member = member(arguments, me, &job);
     let parts = AgentParts {
         member,
         engine,
@@ -150,6 +142,19 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     };
     drop(introduction);
     agent::run(parts, drain).await.map_err(Into::into)
+}
+
+/// What the protocol needs to know of the job and of this worker.
+fn member(arguments: &Arguments, me: WorkerId, job: &Job) -> MemberConfig {
+    MemberConfig {
+        follows: !arguments.without.has(Ablation::Following),
+        id: me,
+        layout: job.layout(),
+        last_step: Step(job.training.steps),
+        checkpoint_every: job.checkpoint.as_ref().map(varuna_api::Checkpoint::regular_steps),
+        compare_every: job.compare_every_steps,
+        timing: MemberTiming::default(),
+    }
 }
 
 /// Memory for copies of states, within what this process may use of the host's, bytes.
