@@ -75,6 +75,35 @@ mod tests {
     use varuna_plan::state::Chain;
     use varuna_plan::{Generation, WorkerId};
 
+    fn check(event: LoggedEvent, steps_lost: Option<u64>, line: &str) {
+        let entry = EventEntry {
+            event,
+            steps_lost,
+            time_ms: 5,
+        };
+        assert_eq!(serde_json::to_string(&entry).unwrap(), line);
+        assert_eq!(serde_json::from_str::<EventEntry>(line).unwrap(), entry);
+    }
+
+    #[test]
+    fn a_misread_shard_is_one_flat_object_too() {
+        let state = StateId {
+            run_gen: Generation(2),
+            step: Step(100),
+            chain: Chain(7),
+        };
+        let misread = CheckpointEvent::ShardMisread {
+            state,
+            unit: "segment-001".into(),
+            by: "w7 on node-3".into(),
+        };
+        check(
+            LoggedEvent::Checkpoint(misread),
+            None,
+            r#"{"event":"shardMisread","state":{"run_gen":2,"step":100,"chain":"0000000000000007"},"unit":"segment-001","by":"w7 on node-3","timeMs":5}"#,
+        );
+    }
+
     #[test]
     fn an_entry_is_one_flat_object_and_reads_back() {
         let state = StateId {
@@ -128,15 +157,6 @@ mod tests {
                 r#"{"event":"checkpointStale","newestStep":20,"stepsBehind":61,"timeMs":5}"#,
             ),
             (
-                checkpoint(CheckpointEvent::ShardMisread {
-                    state,
-                    unit: "segment-001".into(),
-                    by: "w7 on node-3".into(),
-                }),
-                None,
-                r#"{"event":"shardMisread","state":{"run_gen":2,"step":100,"chain":"0000000000000007"},"unit":"segment-001","by":"w7 on node-3","timeMs":5}"#,
-            ),
-            (
                 checkpoint(CheckpointEvent::CheckpointsTaken {
                     by: "default/other".into(),
                 }),
@@ -145,13 +165,7 @@ mod tests {
             ),
         ];
         for (event, steps_lost, line) in cases {
-            let entry = EventEntry {
-                event,
-                steps_lost,
-                time_ms: 5,
-            };
-            assert_eq!(serde_json::to_string(&entry).unwrap(), line);
-            assert_eq!(serde_json::from_str::<EventEntry>(line).unwrap(), entry);
+            check(event, steps_lost, line);
         }
     }
 }
