@@ -176,31 +176,37 @@ mod tests {
         }
     }
 
-    /// Ten steps of 100 ms. Then a worker is lost, and the others run the steps from 8 on again, at half the speed.
-    fn history() -> History {
-        let mut steps: Vec<_> = (1..=10).map(|n| step(1, n, 1000 + 100 * n)).collect();
-        steps.extend((9..=12).map(|n| step(2, n, 2700 + 200 * (n - 9))));
-        let lost = Event::WorkerLost {
+    fn lost() -> Event {
+        Event::WorkerLost {
             worker: WorkerId(2),
             name: "w2".into(),
-        };
-        let planned = Event::Planned {
+        }
+    }
+
+    fn planned() -> Event {
+        Event::Planned {
             generation: Generation(2),
             plan: "P1xD1".into(),
             workers: 1,
             predicted_ms: 1.0,
             change: false,
             reason: "lost w2".into(),
-        };
+        }
+    }
+
+    /// Ten steps of 100 ms. Then a worker is lost, and the others run the steps from 8 on again, at half the speed.
+    fn history() -> History {
+        let mut steps: Vec<_> = (1..=10).map(|n| step(1, n, 1000 + 100 * n)).collect();
+        steps.extend((9..=12).map(|n| step(2, n, 2700 + 200 * (n - 9))));
         let answered = Event::Collected {
             answered: vec![WorkerId(1)],
             missing: vec![WorkerId(2)],
         };
         let events = [
-            (2050, lost),
+            (2050, lost()),
             (2100, fenced(1)),
             (2150, answered),
-            (2200, planned),
+            (2200, planned()),
             (2200, resumed(2, 8)),
         ];
         History::new(steps, events.map(|(time, e)| event(time, e)).into())
@@ -240,24 +246,12 @@ mod tests {
     }
 
     /// A worker is lost, and two steps are run again: the fence comes at this time.
-    fn lost_at(fence: u64, planned: u64) -> Vec<EventEntry> {
-        let lost = Event::WorkerLost {
-            worker: WorkerId(2),
-            name: "w2".into(),
-        };
-        let plan = Event::Planned {
-            generation: Generation(2),
-            plan: "P1xD1".into(),
-            workers: 1,
-            predicted_ms: 1.0,
-            change: false,
-            reason: "lost w2".into(),
-        };
+    fn lost_at(fence: u64, planned_at: u64) -> Vec<EventEntry> {
         let events = [
-            (fence - 500, lost),
+            (fence - 500, lost()),
             (fence, fenced(1)),
-            (planned, plan),
-            (planned, resumed(2, 12)),
+            (planned_at, planned()),
+            (planned_at, resumed(2, 12)),
         ];
         events.map(|(time, e)| event(time, e)).into()
     }
@@ -321,12 +315,8 @@ mod tests {
         let mut steps: Vec<_> = (1..=10).map(|n| step(1, n, 1000 * n)).collect();
         let hour = 3_600_000;
         steps.extend((11..=20).map(|n| step(2, n, hour + 1000 * n)));
-        let lost = Event::WorkerLost {
-            worker: WorkerId(2),
-            name: "w2".into(),
-        };
         let events = [
-            (10_100, lost),
+            (10_100, lost()),
             (hour + 9_000, Event::TookOver { term: 2 }),
             (hour + 9_500, fenced(1)),
         ];

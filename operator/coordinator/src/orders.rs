@@ -157,12 +157,13 @@ pub async fn follow(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use serde_json::json;
 
-    fn given(goal: RunGoal, coordinator: i64) -> Orders {
-        Orders::Given(RunSpec {
+    /// Orders for this coordinator that say nothing of nodes and workers.
+    pub(crate) fn written(goal: RunGoal, coordinator: i64) -> RunSpec {
+        RunSpec {
             uid: "u".into(),
             goal,
             coordinator,
@@ -175,7 +176,11 @@ mod tests {
             written_at: None,
             ended: vec![],
             domains: std::collections::BTreeMap::new(),
-        })
+        }
+    }
+
+    fn given(goal: RunGoal, coordinator: i64) -> Orders {
+        Orders::Given(written(goal, coordinator))
     }
 
     #[test]

@@ -1,4 +1,6 @@
 use super::*;
+use crate::orders::tests::written;
+use varuna_api::crd::RunGoal;
 use varuna_plan::{SegmentRange, Step, WorkerId};
 use varuna_protocol::coordinator::{RunView, Snapshot, WorkerView};
 
@@ -168,18 +170,8 @@ fn large_report_leaves_room_for_its_orders() {
         (name, "eu-west-1a/nn-0a1b2c3d/nn-1a2b3c4d".to_owned())
     };
     let orders = RunSpec {
-        uid: "u".into(),
-        goal: varuna_api::crd::RunGoal::Run,
-        coordinator: 1,
-        newest_coordinator: 1,
-        steps: 0,
-        allow_state_loss: false,
-        save_at: None,
-        leaving: vec![],
-        ends_at: std::collections::BTreeMap::new(),
-        written_at: None,
-        ended: vec![],
         domains: (0..4000).map(node).collect(),
+        ..written(RunGoal::Run, 1)
     };
     let room = room_beside(Some(&orders));
     let written = bounded(&with_workers(20_000), room).into_owned();

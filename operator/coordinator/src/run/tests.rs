@@ -1,5 +1,6 @@
 use super::forwarded_orders::time_until;
 use super::*;
+use crate::orders::tests::written;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -162,18 +163,8 @@ fn lead(orders: watch::Receiver<Orders>) -> Lead {
 
 fn orders(zone: &str) -> RunSpec {
     RunSpec {
-        uid: "u".into(),
-        goal: RunGoal::Run,
-        coordinator: 1,
-        newest_coordinator: 1,
-        steps: 0,
-        allow_state_loss: false,
-        save_at: None,
-        leaving: vec![],
-        ends_at: BTreeMap::new(),
-        written_at: None,
-        ended: vec![],
         domains: BTreeMap::from([("node".to_owned(), zone.to_owned())]),
+        ..written(RunGoal::Run, 1)
     }
 }
 
