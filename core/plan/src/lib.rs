@@ -27,6 +27,7 @@ pub mod profile;
 pub mod schedule;
 pub mod spare_copies;
 pub mod state;
+pub mod state_losses;
 
 pub use cost::{Calibration, Costs, Device, ParameterBytes, Runtime, ScoreMemory};
 pub use deadline::{EvaluationSteps, StepDeadline};

@@ -49,6 +49,8 @@ varuna_mutants::mutants! {
     AllowUnreachable => UNIT_TESTS,
     /// The checker lets a unit be had from nowhere.
     AllowUnsourced => UNIT_TESTS,
+    /// Keepers of spare copies do not count where losses of state are expected.
+    KeepersHoldNothing => UNIT_TESTS,
     /// The checker lets a worker keep the spare copy of what it holds alone.
     AllowKeeperOfItsOwn => UNIT_TESTS,
     /// The checker lets an interleaved pipeline have part of a group of micro-batches.

@@ -365,5 +365,6 @@ enums! {
         26 FollowersLate { generation, workers },
         27 FollowersCaughtUp { generation, workers },
         28 SpareCopies { generation, kept; verdict },
+        29 CheckpointInterval { seconds },
     }
 }

@@ -113,6 +113,7 @@ impl EventText {
                 verdict,
                 kept,
             } => spare_copies(*generation, *verdict, *kept),
+            Event::CheckpointInterval { seconds } => checkpoint_interval(*seconds),
             Event::Cancelled { generation, because } => {
                 format!("plan {generation} is cancelled before its start: {because}")
             }
@@ -267,6 +268,19 @@ fn planned(shape: &str, workers: usize, generation: Generation, predicted_ms: f6
         "{what} {shape} for {workers} (plan {generation}, predicted step time {})",
         time(predicted_ms)
     )
+}
+
+/// At which interval checkpoints are made because of losses.
+fn checkpoint_interval(seconds: Option<f64>) -> String {
+    match seconds {
+        Some(seconds) => format!(
+            "workers are lost so often that a checkpoint is made about every {seconds:.0} s, in addition to those of the job's interval"
+        ),
+        None => {
+            "checkpoints are made at the job's interval again: losses of workers cost little under this plan"
+                .to_owned()
+        }
+    }
 }
 
 /// Whether spare copies are kept, and why not.

@@ -1,8 +1,10 @@
-//! Checkpoints in addition to the members' regular ones: at a time interval, when a worker announces that it will leave, and on demand.
+//! Checkpoints in addition to the members' regular ones: at a time interval, when a worker announces that it will leave, on demand, and
+//! while losses of workers are frequent.
 //!
 //! A request stays open until the store shows a newer state. So a lost order, a crash during an upload or an unavailable store delays it
 //! but never loses it. Requests do not pile up: a newer one replaces the older one.
 
+use super::config::CoordinatorConfig;
 use super::final_checkpoint::FinalCheckpoint;
 use crate::message::Time;
 use std::time::Duration;
@@ -15,8 +17,14 @@ pub(super) struct Checkpoints {
     newest: Option<StateId>,
     /// The greatest generation of a checkpoint, including those of an earlier run in the same store.
     newest_generation: Generation,
-    /// When the newest checkpoint appeared, or the last one was requested because of the time interval.
+    /// When the newest checkpoint appeared, or the last one was requested because of its age: on the clock with the skipped time.
     clock: Option<Time>,
+    /// Time that the clock did not show.
+    skipped: Duration,
+    /// Checkpoints in the store that were ordered only because of losses.
+    extra: Vec<StateId>,
+    /// The newest of the others in the store, and when it appeared: on the clock with the skipped time.
+    regular: Option<(StateId, Time)>,
     list_at: Time,
     /// The longest recent time from ordering a checkpoint until the store showed it; each later checkpoint halves the influence of earlier
     /// ones. If the members' regular checkpoint came first, the order took no time.
@@ -35,6 +43,16 @@ struct Request {
     generation: Generation,
     /// Time of the order.
     at: Time,
+    purpose: Purpose,
+}
+
+/// Why a checkpoint is requested.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Purpose {
+    /// The job's interval, a notice, or a user.
+    Regular,
+    /// Only the losses of workers so far. Such a checkpoint is kept for a shorter time.
+    Losses,
 }
 
 impl Checkpoints {
@@ -43,12 +61,56 @@ impl Checkpoints {
     }
 
     /// Requests a checkpoint beyond the present state.
-    pub(super) fn request(&mut self) {
+    pub(super) fn request(&mut self, purpose: Purpose) {
         self.request = Some(Request {
             after: None,
             generation: Generation(0),
             at: Time(0),
+            purpose,
         });
+    }
+
+    /// Requests a checkpoint if the newest one is older than the job allows (`every`), or than the losses so far are worth. One that is on its
+    /// way is not replaced: a short interval would put it off again and again.
+    pub(super) fn request_by_age(
+        &mut self,
+        now: Time,
+        every: Option<Duration>,
+        while_lost: Option<Duration>,
+    ) {
+        let clock = now.after(self.skipped);
+        let age = clock.since(*self.clock.get_or_insert(clock));
+        let is_older = |than: Option<Duration>| than.is_some_and(|than| age >= than);
+        let purpose = match (is_older(every), is_older(while_lost)) {
+            (true, _) => Purpose::Regular,
+            (false, true) => Purpose::Losses,
+            (false, false) => return,
+        };
+        if self.request.is_none() {
+            self.clock = Some(clock);
+            self.request(purpose);
+        }
+    }
+
+    /// The time until the newest checkpoint is as old as this.
+    pub(super) fn due_in(&self, now: Time, age: Duration) -> Duration {
+        let clock = now.after(self.skipped);
+        age.saturating_sub(self.clock.map_or(Duration::ZERO, |since| clock.since(since)))
+    }
+
+    /// Time that the clock did not show.
+    pub(super) fn skip(&mut self, time: Duration) {
+        self.skipped = self.skipped.saturating_add(time);
+    }
+
+    /// The longest recent time from ordering a checkpoint until the store showed it. None if none was ordered yet.
+    pub(super) fn took(&self) -> Option<Duration> {
+        self.took
+    }
+
+    /// The checkpoints in the store that were ordered only because of losses.
+    pub(super) fn extra(&self) -> &[StateId] {
+        &self.extra
     }
 
     /// Whether a requested checkpoint is not in the store yet.
@@ -62,12 +124,14 @@ impl Checkpoints {
     }
 
     /// The store was listed.
-    pub(super) fn listed(&mut self, now: Time, list: &[StateId]) {
+    pub(super) fn listed(&mut self, now: Time, list: &[StateId], config: &CoordinatorConfig) {
+        let clock = now.after(self.skipped);
         let newest = list.iter().max().copied();
         if newest > self.newest {
             self.newest = newest;
-            self.clock = Some(now);
+            self.clock = Some(clock);
         }
+        self.extra.retain(|id| list.contains(id));
         let is_there = |r: &Request| {
             r.after
                 .is_some_and(|after| newest.is_some_and(|n| n.step > after))
@@ -75,7 +139,29 @@ impl Checkpoints {
         if let Some(request) = self.request.take_if(|r| is_there(r)) {
             let before = self.took.unwrap_or_default() / 2;
             self.took = Some(now.since(request.at).max(before));
+            let made = list.iter().filter(|id| request.after < Some(id.step)).min();
+            let extra =
+                made.filter(|id| request.purpose == Purpose::Losses && !self.is_due(**id, clock, config));
+            self.extra.extend(extra);
         }
+        let regular = list.iter().filter(|id| !self.extra.contains(id)).max().copied();
+        if self.regular.map(|(id, _)| id) != regular {
+            self.regular = regular.map(|id| (id, clock));
+        }
+    }
+
+    /// Whether the job's intervals would have asked for this checkpoint, or for one since the newest regular one: one that is on its way because
+    /// of losses can be in the way of a regular one, and then takes its place.
+    fn is_due(&self, id: StateId, clock: Time, config: &CoordinatorConfig) -> bool {
+        let Some((newest, at)) = self.regular else {
+            return true;
+        };
+        let by_steps = |every: u64| {
+            let since = id.step.0.saturating_sub(newest.step.0);
+            id.step.0.is_multiple_of(every.max(1)) || since >= every
+        };
+        config.save_every_steps.is_some_and(by_steps)
+            || config.save_every.is_some_and(|every| clock.since(at) >= every)
     }
 
     /// Whether a checkpoint that is ordered now is the last one that can be complete before a member leaves at `leaves_at`; true once for
@@ -88,16 +174,6 @@ impl Checkpoints {
         let lead = step * 2 + took + took / 2;
         let due = now < leaves_at && now.after(lead) >= leaves_at;
         due && self.saved_before.replace(leaves_at) != Some(leaves_at)
-    }
-
-    /// Whether the newest checkpoint is older than `every`; true once per interval.
-    pub(super) fn is_too_old(&mut self, now: Time, every: Option<Duration>) -> bool {
-        let since = *self.clock.get_or_insert(now);
-        let old = every.is_some_and(|every| now >= since.after(every));
-        if old {
-            self.clock = Some(now);
-        }
-        old
     }
 
     /// The step beyond which members of the generation have to make a checkpoint, if one is requested. `reached`: the step that they have
@@ -115,6 +191,7 @@ impl Checkpoints {
                 after: Some(reached()),
                 generation,
                 at: now,
+                purpose: request.purpose,
             };
         }
         request.after

@@ -67,7 +67,8 @@ impl Churn {
         self.passed(now, prior) / self.count.saturating_add(1)
     }
 
-    fn passed(&self, now: Time, prior: Duration) -> Duration {
+    /// The time in which changes were observed, and `prior`.
+    pub(super) fn passed(&self, now: Time, prior: Duration) -> Duration {
         let seen = self.since.map_or(Duration::ZERO, |since| now.since(since));
         prior + seen + self.skipped
     }

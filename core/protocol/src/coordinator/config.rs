@@ -154,8 +154,11 @@ pub struct CoordinatorConfig {
     pub final_checkpoint: bool,
     /// Maximum age of the newest checkpoint, as long as steps are committed and the store accepts checkpoints.
     pub save_every: Option<Duration>,
-    /// Members make a checkpoint at this interval, in steps. Here it is only used to estimate what a loss costs.
+    /// Members make a checkpoint at this interval, in steps. Here it is used to estimate what a loss costs, and to tell regular checkpoints
+    /// from others.
     pub save_every_steps: Option<u64>,
+    /// Whether checkpoints are also made more often than that, while the losses of workers that the run has seen make this worth its cost.
+    pub adaptive_checkpoints: bool,
     /// How the job scales its loss.
     pub loss_scaling: LossScaling,
     /// Whether spare copies are kept of units that only one worker holds.
@@ -186,6 +189,7 @@ impl CoordinatorConfig {
             final_checkpoint: false,
             save_every: None,
             save_every_steps: None,
+            adaptive_checkpoints: false,
             loss_scaling: LossScaling::OFF,
             spare_copies: SpareCopies::Off,
             notice: None,

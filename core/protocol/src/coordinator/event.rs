@@ -129,6 +129,12 @@ pub enum Event {
         /// The number of units that only one worker holds and another one keeps a copy of.
         kept: usize,
     },
+    /// Checkpoints are made at another interval than the job's, because of the losses of workers so far, or at the job's interval again.
+    /// Reported again when the interval has changed by a factor of two.
+    CheckpointInterval {
+        /// The interval at which they are made in addition to the job's regular ones; none: not at all.
+        seconds: Option<f64>,
+    },
     /// A planned change was dropped before anyone was armed for it.
     Cancelled {
         /// The generation.

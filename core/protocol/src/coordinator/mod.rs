@@ -6,6 +6,7 @@
 //! of an accusation: all are fenced, and those that answer are alive.
 
 mod active;
+mod adaptive_checkpoints;
 mod all_of;
 mod bad_links;
 mod catching_up;
@@ -27,6 +28,7 @@ mod idle_workers;
 mod last_step;
 mod launching;
 mod left_out;
+mod losses;
 mod memory_limits;
 mod mode;
 mod observed_costs;
@@ -150,7 +152,7 @@ impl Coordinator {
                 if mode.is_open() && !bug!(IgnoreFinalCheckpoint) && list.iter().any(last) {
                     return mode.write(shared.record.with_done(), shared, turn);
                 }
-                shared.checkpoints.listed(turn.now, list);
+                shared.checkpoints.listed(turn.now, list, &shared.config);
                 let end = (last_step, &shared.record.stored);
                 shared.checkpoints.last.listed(&listing, end, turn);
                 if let Some(collecting) = mode.collecting() {
@@ -176,6 +178,7 @@ impl Coordinator {
             CoordinatorInput::Notice { worker, leaves_in } => shared.notice(worker, leaves_in, turn),
             CoordinatorInput::TimeSkipped(time) => {
                 shared.roster.skip(time);
+                shared.checkpoints.skip(time);
                 return mode;
             }
             CoordinatorInput::Save => shared.want_checkpoint(),

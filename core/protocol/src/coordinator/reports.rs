@@ -99,7 +99,7 @@ impl Shared {
     pub(super) fn collected(&mut self, answered: Vec<WorkerId>, missing: Vec<WorkerId>, turn: &mut Turn<'_>) {
         if let Some(plan) = &self.record.stored.plan {
             let lost = missing.iter().copied().filter(|w| plan.has(*w)).collect();
-            self.roster.note_losses(plan.generation, lost, turn.now);
+            self.roster.losses.note(plan.generation, lost, turn.now);
         }
         turn.event(Event::Collected { answered, missing });
     }

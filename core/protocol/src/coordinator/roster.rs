@@ -2,11 +2,12 @@
 
 use super::churn::Churn;
 use super::config::Hello;
+use super::losses::Losses;
 use super::turn::Scope;
 use crate::message::{Status, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use varuna_plan::{Generation, Step, WorkerId};
+use varuna_plan::{Step, WorkerId};
 
 /// Number of departed workers that are remembered for people; up to twice as many are kept until the older ones are dropped.
 const GONE_MAX: usize = 128;
@@ -50,10 +51,7 @@ pub(super) struct Roster {
     /// that the check costs nothing where it is made for every message.
     corrupt: BTreeSet<WorkerId>,
     pub(super) churn: Churn,
-    /// Changes by which a plan lost members. Neither growth counts, nor a departure after a notice that was long enough to plan around it.
-    pub(super) losses: Churn,
-    /// The members of the plan of this generation that are among those losses. A recovery whose plan could not be written is repeated.
-    counted: (Generation, BTreeSet<WorkerId>),
+    pub(super) losses: Losses,
     /// Workers that leave at a known time. Nearly always empty, so that the check costs nothing where it is made for every message.
     leaving: BTreeSet<WorkerId>,
     /// The location of each node, by name.
@@ -64,13 +62,13 @@ pub(super) struct Roster {
 }
 
 impl Roster {
-    pub(super) fn new(churn: Churn) -> Self {
+    /// No workers; `horizon` is an estimate of the time until the set of workers changes.
+    pub(super) fn new(horizon: Duration) -> Self {
         Self {
             workers: BTreeMap::new(),
             corrupt: BTreeSet::new(),
-            churn,
-            losses: churn,
-            counted: (Generation(0), BTreeSet::new()),
+            churn: Churn::expecting(horizon),
+            losses: Losses::expecting(horizon),
             leaving: BTreeSet::new(),
             domains: BTreeMap::new(),
             changes: 0,
@@ -81,18 +79,6 @@ impl Roster {
     pub(super) fn begin_generation(&mut self, now: Time, prior: Duration) {
         self.churn.begin_generation(now, prior);
         self.losses.begin_generation(now, prior);
-    }
-
-    /// A recovery is planned without these members of the plan of this generation. Each of them is a loss once.
-    pub(super) fn note_losses(&mut self, generation: Generation, lost: BTreeSet<WorkerId>, now: Time) {
-        if self.counted.0 != generation {
-            self.counted = (generation, BTreeSet::new());
-        }
-        let known = self.counted.1.len();
-        self.counted.1.extend(lost);
-        if self.counted.1.len() > known {
-            self.losses.observe(now);
-        }
     }
 
     /// Time that the clock did not show.

@@ -1,8 +1,8 @@
 //! The state of a coordinator that outlives all modes.
 
+use super::adaptive_checkpoints::AdaptiveCheckpoints;
 use super::bad_links::BadLinks;
-use super::checkpoints::Checkpoints;
-use super::churn::Churn;
+use super::checkpoints::{Checkpoints, Purpose};
 use super::comparison::Comparison;
 use super::config::{CoordinatorConfig, CoordinatorEffect};
 use super::event::{Divergence, Event};
@@ -33,6 +33,7 @@ pub(super) struct Shared {
     pub(super) outbox: Outbox,
     pub(super) progress: Progress,
     pub(super) checkpoints: Checkpoints,
+    pub(super) adaptive_checkpoints: AdaptiveCheckpoints,
     pub(super) speeds: Speeds,
     pub(super) prepared_plans: PreparedPlans,
     pub(super) bad_links: BadLinks,
@@ -66,10 +67,11 @@ impl Shared {
             may_begin_anew: false,
             max_workers: None,
             record: RecordKeeper::default(),
-            roster: Roster::new(Churn::expecting(config.timing.stay)),
+            roster: Roster::new(config.timing.stay),
             outbox: Outbox::new(config.timing.repeat),
             progress: Progress::after(config.published),
             checkpoints: Checkpoints::default(),
+            adaptive_checkpoints: AdaptiveCheckpoints::default(),
             speeds: Speeds::default(),
             prepared_plans: PreparedPlans::default(),
             bad_links: BadLinks::default(),
@@ -103,22 +105,25 @@ impl Shared {
         self.last_reports.problem = None;
         self.roster.begin_generation(now, self.config.timing.stay);
         self.prepared_plans.forget();
+        self.weigh_losses(plan);
     }
 
     /// Requests a checkpoint beyond the present state, if there is a store.
     pub(super) fn want_checkpoint(&mut self) {
         if self.config.final_checkpoint {
-            self.checkpoints.request();
+            self.checkpoints.request(Purpose::Regular);
         }
     }
 
     /// Orders the requested checkpoint in a running generation.
     pub(super) fn order_checkpoint(&mut self, target: &Plan, turn: &mut Turn<'_>) {
         // One that is on its way is not replaced: a short interval would put it off again and again.
-        let is_too_old = self.checkpoints.is_too_old(turn.now, self.config.save_every);
-        if is_too_old && !self.checkpoints.is_requested() {
-            self.want_checkpoint();
+        let interval = self.adaptive_interval(turn.now);
+        if self.config.final_checkpoint {
+            let every = self.config.save_every;
+            self.checkpoints.request_by_age(turn.now, every, interval);
         }
+        self.report_interval(interval, turn);
         // A member may still train shortly before it leaves, because there is no plan without it. Steps after the last checkpoint would be
         // lost with it.
         let first = self.roster.first_leaves_at(|w| target.has(w));

@@ -49,6 +49,12 @@ impl Coordinator {
         self.shared.checkpoints.is_requested()
     }
 
+    /// Checkpoints that were ordered only because of the observed losses, among those that the store shows.
+    #[must_use]
+    pub fn extra_checkpoints(&self) -> &[StateId] {
+        self.shared.checkpoints.extra()
+    }
+
     /// The present state of the run as a whole, without its workers, of which there may be thousands.
     #[must_use]
     pub fn run(&self) -> RunView {
@@ -81,6 +87,14 @@ impl Coordinator {
     #[must_use]
     pub fn newest_heard(&self) -> StateId {
         self.shared.progress.best
+    }
+
+    /// The time until it orders a checkpoint because of the observed losses.
+    #[must_use]
+    pub fn time_to_extra_checkpoint(&self, now: Time) -> Option<Duration> {
+        let shared = &self.shared;
+        let interval = shared.adaptive_interval(now)?;
+        Some(shared.checkpoints.due_in(now, interval))
     }
 
     /// The time until it reconsiders a change that would not have repaid its cost, if no worker comes or goes until then.

@@ -48,6 +48,8 @@ fn kind_of(event: &Event) -> Option<String> {
         Event::FollowersCaughtUp { .. } => "following: newcomers have caught up",
         Event::SpareCopies { verdict, .. } if verdict.keeps() => "spare copies are kept",
         Event::SpareCopies { .. } => "no spare copies are kept",
+        Event::CheckpointInterval { seconds: Some(_) } => "checkpoints: more because of losses",
+        Event::CheckpointInterval { seconds: None } => "checkpoints: no more because of losses",
         Event::FollowersLate { .. } => "following: newcomers are late",
         Event::TookOver { .. } => "coordinator: takes over",
         Event::Deposed { .. } => "coordinator: deposed",

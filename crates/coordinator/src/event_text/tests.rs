@@ -244,6 +244,8 @@ fn runs() -> Vec<(&'static str, Vec<TimedEvent>)> {
                 now(spare_copies(SpareCopyDecision::NoKeeper, 0)),
                 now(spare_copies(SpareCopyDecision::LinksTooSlow, 0)),
                 now(spare_copies(SpareCopyDecision::LossesTooRare, 0)),
+                now(Event::CheckpointInterval { seconds: Some(12.4) }),
+                now(Event::CheckpointInterval { seconds: None }),
                 now(Event::WriteFailed { version: 7 }),
                 now(Event::Lost {
                     units: vec![Unit(1), Unit(4)],
@@ -355,6 +357,7 @@ fn number(event: &Event) -> usize {
         Event::FollowersLate { .. } => 25,
         Event::FollowersCaughtUp { .. } => 26,
         Event::SpareCopies { .. } => 27,
+        Event::CheckpointInterval { .. } => 28,
     }
 }
 
@@ -372,7 +375,7 @@ fn the_sentence_of_each_event_is_the_one_that_was_reviewed() {
         }
     }
     assert!(
-        numbers.into_iter().eq(0..=27),
+        numbers.into_iter().eq(0..=28),
         "a kind of event has no sentence in the table"
     );
     table.push_str("# checkpoints\n");

@@ -41,6 +41,8 @@ pub(super) fn coordinator(setup: &Setup) -> Coordinator {
     let config = CoordinatorConfig {
         min_workers: setup.min_workers,
         final_checkpoint: setup.checkpoint_steps.is_some(),
+        save_every_steps: setup.checkpoint_steps,
+        adaptive_checkpoints: setup.adaptive_checkpoints,
         // A plan is the same before and after the loss, so preparing plans would only take the replay's time.
         timing: Timing {
             prepare_plans_every: Duration::ZERO,

@@ -48,6 +48,8 @@ pub struct Setup {
     pub notice_s: f64,
     /// Interval of checkpoints, in steps. None: state that all holders lost is made again from the seed.
     pub checkpoint_steps: Option<u64>,
+    /// Whether checkpoints are made more often while workers are lost often.
+    pub adaptive_checkpoints: bool,
     /// Whether steady steps are skipped. False runs every step through the protocol (slow; for tests of skipping).
     pub skip: bool,
 }

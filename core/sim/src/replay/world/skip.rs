@@ -76,13 +76,13 @@ impl Host<Replay<'_>> {
             ..
         } = self.env.steady;
         // Before a worker goes whose end is known the coordinator may want a checkpoint at any time.
-        let waits = self.members.iter().any(|(_, w)| w.alive && w.local.drained);
+        let waits = self.wants_checkpoint() || self.members.iter().any(|(_, w)| w.alive && w.local.drained);
         let quiet = self.now() >= busy_at + QUIET_NS && count >= STEADY && period > 0 && !waits;
         if !self.env.setup.skip || !quiet || self.env.record.next.is_some() || !self.env.transfers.idle() {
             return Ok(());
         }
         let until = self.outside().unwrap_or(0).min(self.env.trace.end_ns());
-        let left = until.saturating_sub(self.real()).min(self.time_to_reconsider());
+        let left = until.saturating_sub(self.real()).min(self.time_to_decision());
         let steps = (left / period).saturating_sub(1);
         if steps > 0 {
             let before = self.env.account.ledger.steps;
@@ -98,12 +98,24 @@ impl Host<Replay<'_>> {
         Ok(())
     }
 
-    /// The time until the coordinator reconsiders a change that would not have repaid its cost, nanoseconds.
-    fn time_to_reconsider(&self) -> u64 {
+    /// Whether the coordinator waits for a checkpoint that it has ordered.
+    fn wants_checkpoint(&self) -> bool {
+        let coordinator = self.coordinators.first();
+        coordinator.is_some_and(|c| c.machine.wants_checkpoint())
+    }
+
+    /// The time until the coordinator orders a checkpoint, or reconsiders a change that would not have repaid its cost, nanoseconds.
+    fn time_to_decision(&self) -> u64 {
         let now = Time(self.now());
-        let coordinator = self.coordinators.first().map(|c| &c.machine);
-        let again = coordinator.and_then(|machine| machine.time_to_reconsider(now));
-        again.map_or(u64::MAX, |time| {
+        let Some(machine) = self.coordinators.first().map(|c| &c.machine) else {
+            return u64::MAX;
+        };
+        let times = [
+            machine.time_to_reconsider(now),
+            machine.time_to_extra_checkpoint(now),
+        ];
+        let first = times.into_iter().flatten().min();
+        first.map_or(u64::MAX, |time| {
             u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
         })
     }
