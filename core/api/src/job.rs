@@ -266,7 +266,11 @@ pub struct Checkpoint {
     pub interval_steps: Option<u64>,
     /// Seconds between checkpoints, at least 1.
     pub interval_seconds: Option<u64>,
-    /// Checkpoints to keep, at least 1.
+    /// Whether checkpoints are also made more often, while the losses of workers make this worth its cost. A job of an earlier build, which
+    /// does not say, means the same as a job file that does not.
+    #[serde(default = "Checkpoint::adaptive_by_default")]
+    pub adaptive: bool,
+    /// Regular checkpoints to keep, at least 1. Those that were made only because of losses do not count.
     pub keep: u32,
     /// Maximum bytes that a worker uploads per second; none = no limit.
     pub upload_bytes_per_second: Option<u64>,
@@ -288,6 +292,11 @@ pub struct CheckpointSource {
 }
 
 impl Checkpoint {
+    /// Whether checkpoints are also made more often, where that is not written.
+    pub(crate) fn adaptive_by_default() -> bool {
+        true
+    }
+
     /// The interval in steps as a worker counts it. An interval in seconds is ordered by the coordinator.
     #[must_use]
     pub fn regular_steps(&self) -> u64 {

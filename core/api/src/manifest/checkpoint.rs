@@ -32,7 +32,10 @@ pub struct CheckpointSpec {
     /// Maximum age of the newest checkpoint while the job trains, in seconds. It can be combined with `intervalSteps`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::COUNT)))]
     pub interval_seconds: Option<u64>,
-    /// Number of complete checkpoints to keep. Default: 3.
+    /// Whether checkpoints are also made more often than at the interval, while the losses of workers that the job has seen make this worth
+    /// its cost. Default: true.
+    pub adaptive: Option<bool>,
+    /// Number of complete checkpoints to keep. Those that `adaptive` adds do not count. Default: 3.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::KEEP)))]
     pub keep: Option<u32>,
     /// Maximum upload rate of each worker, in bytes per second, such as `50Mi`. Default: no limit.

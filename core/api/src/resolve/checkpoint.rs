@@ -26,6 +26,7 @@ pub(super) fn checkpoint(check: &mut Check, written: CheckpointSpec, job: &str) 
         uri,
         interval_steps,
         interval_seconds,
+        adaptive: written.adaptive.unwrap_or_else(Checkpoint::adaptive_by_default),
         keep: check.within(&at("keep"), written.keep.unwrap_or(3), limits::KEEP),
         upload_bytes_per_second,
     }

@@ -412,11 +412,27 @@ fn every_field_about_checkpoints_that_is_written_is_taken() {
             checkpoint.uri.as_str(),
             checkpoint.interval_steps,
             checkpoint.interval_seconds,
+            checkpoint.adaptive,
             checkpoint.keep,
             checkpoint.upload_bytes_per_second,
         ),
-        ("s3://bucket/x", Some(50), Some(600), 2, Some(5 << 20))
+        ("s3://bucket/x", Some(50), Some(600), false, 2, Some(5 << 20))
     );
+}
+
+#[test]
+fn checkpoints_follow_losses_unless_the_job_says_no() {
+    let checkpoint = |field: &str| {
+        let text = format!("{MINIMAL}  checkpoint: {{uri: runs, intervalSteps: 5{field}}}\n");
+        parse_job(&text).unwrap().checkpoint.unwrap()
+    };
+    assert!(checkpoint("").adaptive);
+    assert!(!checkpoint(", adaptive: false").adaptive);
+    // An earlier build writes no such field.
+    let mut written = serde_json::to_value(checkpoint("")).unwrap();
+    assert!(written.as_object_mut().unwrap().remove("adaptive").is_some());
+    let read: crate::Checkpoint = serde_json::from_value(written).unwrap();
+    assert!(read.adaptive);
 }
 
 #[test]
