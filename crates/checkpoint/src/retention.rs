@@ -7,6 +7,9 @@ use varuna_plan::StateId;
 /// and one may be left that a plan before has begun.
 const UNFINISHED_MAX: usize = 3;
 
+/// Number of newer usable checkpoints with which an extra one is deleted. One is not enough: it may be found damaged when it is read.
+const NEWER_THAN_EXTRA: usize = 2;
+
 /// The checkpoints and files that were deleted.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Pruned {
@@ -19,7 +22,7 @@ pub struct Pruned {
 /// What decides about deletions besides the listing itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Retention<'a> {
-    /// Number of the newest complete checkpoints that stay; at least one does.
+    /// Number of the newest complete checkpoints that stay, without the extra ones; at least one does.
     pub keep: usize,
     /// Checkpoints that are never deleted.
     pub protected: &'a [StateId],
@@ -27,6 +30,9 @@ pub struct Retention<'a> {
     pub void: &'a [StateId],
     /// Valid checkpoints of another model, optimizer or format. They belong to another run, so they are left alone and do not count.
     pub foreign: &'a [StateId],
+    /// Checkpoints that were made only because of the losses of workers. They do not count towards `keep`: they may be seconds apart, and
+    /// regular ones, to which a user may want to return, would soon be gone. They are only needed until newer ones exist.
+    pub extra: &'a [StateId],
     /// Unfinished checkpoints that lack nothing but their manifest, which they get. None: it is not known which do; then no unfinished
     /// checkpoint is deleted that is newer than every complete one.
     pub completable: Option<&'a [StateId]>,
@@ -41,6 +47,7 @@ impl Retention<'_> {
             protected: &[],
             void: &[],
             foreign: &[],
+            extra: &[],
             completable: None,
         }
     }
@@ -79,16 +86,25 @@ impl Retention<'_> {
 }
 
 /// The checkpoints in `all` that may be deleted: complete ones older than the newest `keep`, and leftovers. A leftover is older than the newest
-/// complete one, or than several unfinished ones (otherwise it may still be in upload). Damaged and void checkpoints do not count towards
-/// `keep`, and are deleted when `keep` valid ones are newer. A protected or foreign checkpoint is never deleted.
+/// complete one, or than several unfinished ones (otherwise it may still be in upload). An extra checkpoint does not count towards `keep`, and
+/// is deleted when two valid ones of any kind are newer. Damaged and void checkpoints do not count either, and are deleted when so many valid
+/// ones are newer that a valid one in their place would be deleted. A protected or foreign checkpoint is never deleted.
 #[must_use]
 pub fn prunable(all: &[Listed], retention: &Retention<'_>) -> Pruned {
     let counting = retention.counting(all);
     let newest = counting.first().copied();
     let given_up = retention.given_up(all, newest);
-    let oldest_kept = counting.get(retention.keep.max(1) - 1).copied();
+    let oldest_extra = counting.get(NEWER_THAN_EXTRA - 1).copied();
+    let mut regular = counting.iter().filter(|id| !retention.extra.contains(id));
+    let oldest_regular = regular.nth(retention.keep.max(1) - 1).copied();
     let free = |id: &StateId| !retention.protected.contains(id) && !retention.foreign.contains(id);
-    let beyond = |id: &StateId| oldest_kept.is_some_and(|oldest| *id < oldest);
+    let beyond = |id: &StateId| {
+        let oldest_kept = match retention.extra.contains(id) {
+            true => oldest_extra,
+            false => oldest_regular,
+        };
+        oldest_kept.is_some_and(|oldest| *id < oldest)
+    };
     let is_left = |id: &StateId| newest.is_some_and(|newest| *id < newest) || given_up.contains(id);
     let ids = |complete: bool| all.iter().filter(move |l| l.manifest == complete).map(|l| l.id);
     Pruned {
@@ -128,32 +144,38 @@ mod tests {
             all in prop::collection::btree_map(1u64..40, (any::<bool>(), any::<bool>()), 0..20),
             keep in 1usize..5, protected in prop::collection::btree_set(1u64..40, 0..3),
             void in prop::collection::btree_set(1u64..40, 0..8), foreign in prop::collection::btree_set(1u64..40, 0..8),
+            extra in prop::collection::btree_set(1u64..40, 0..8),
             completable in prop::option::of(prop::collection::btree_set(1u64..40, 0..8))
         ) {
             let all: Vec<Listed> = all.into_iter().map(|(s, (m, r))| listed(s, m, r)).collect();
             let ids = |steps: std::collections::BTreeSet<u64>| -> Vec<StateId> { steps.into_iter().map(id).collect() };
-            let (protected, void, foreign) = (ids(protected), ids(void), ids(foreign));
+            let (protected, void, foreign, extra) = (ids(protected), ids(void), ids(foreign), ids(extra));
             let completable = completable.map(ids);
             let retention = Retention {
-                keep, protected: &protected, void: &void, foreign: &foreign, completable: completable.as_deref(),
+                keep, protected: &protected, void: &void, foreign: &foreign, extra: &extra, completable: completable.as_deref(),
             };
             let deleted = prunable(&all, &retention);
             let deleted: Vec<StateId> = deleted.checkpoints.into_iter().chain(deleted.orphans).collect();
             let mut sound: Vec<StateId> = all.iter().rev().filter(|l| l.is_usable()).map(|l| l.id).collect();
             sound.retain(|id| !void.contains(id) && !foreign.contains(id));
-            for kept in sound.iter().take(keep).chain(&protected).chain(&foreign) {
+            let regular: Vec<StateId> = sound.iter().filter(|id| !extra.contains(id)).copied().collect();
+            let newest = sound.iter().take(1);
+            for kept in regular.iter().take(keep).chain(newest).chain(&protected).chain(&foreign) {
                 prop_assert!(!deleted.contains(kept));
             }
             // Checkpoints with wrong bits do not count as kept, and are deleted if they are old enough.
-            if let Some(oldest) = sound.get(keep - 1) {
+            if let Some(oldest) = regular.get(keep - 1) {
                 let old = |id: &&StateId| *id < oldest && all.iter().any(|l| l.id == **id && l.manifest);
-                let ours = |id: &&StateId| !protected.contains(id) && !foreign.contains(id);
+                let ours = |id: &&StateId| !protected.contains(id) && !foreign.contains(id) && !extra.contains(id);
                 for id in void.iter().filter(old).filter(ours) {
                     prop_assert!(deleted.contains(id));
                 }
             }
-            for old in sound.iter().skip(keep).filter(|o| !protected.contains(o)) {
+            for old in regular.iter().skip(keep).filter(|o| !protected.contains(o)) {
                 prop_assert!(deleted.contains(old));
+            }
+            for (newer, id) in sound.iter().enumerate().filter(|(_, id)| extra.contains(id) && !protected.contains(id)) {
+                prop_assert_eq!(deleted.contains(id), newer >= NEWER_THAN_EXTRA, "{} are newer", newer);
             }
             // The last ones that are newer than the newest valid checkpoint may still be uploading.
             let newer = all.iter().rev().filter(|l| sound.first().is_none_or(|n| l.id > *n));
@@ -167,6 +189,39 @@ mod tests {
                 prop_assert!(!deleted.contains(id), "it gets its manifest");
             }
         }
+
+        #[test]
+        fn extra_checkpoints_take_no_place_and_stay_few(
+            steps in prop::collection::btree_map(1u64..40, any::<bool>(), 0..20), keep in 1usize..5
+        ) {
+            let extra: Vec<StateId> = steps.iter().filter(|(_, extra)| **extra).map(|(step, _)| id(*step)).collect();
+            let all: Vec<Listed> = steps.keys().map(|step| listed(*step, true, false)).collect();
+            let regular: Vec<Listed> = all.iter().filter(|l| !extra.contains(&l.id)).cloned().collect();
+            let retention = Retention { extra: &extra, ..Retention::newest(keep) };
+            let deleted = prunable(&all, &retention).checkpoints;
+            let (deleted_extra, deleted): (Vec<StateId>, Vec<StateId>) = deleted.into_iter().partition(|id| extra.contains(id));
+            prop_assert_eq!(deleted, prunable(&regular, &Retention::newest(keep)).checkpoints);
+            prop_assert!(extra.len() - deleted_extra.len() <= NEWER_THAN_EXTRA);
+        }
+    }
+
+    #[test]
+    fn extra_checkpoints_do_not_push_regular_ones_out_of_keep() {
+        // Two regular ones, then four because of losses, seconds apart.
+        let all: Vec<Listed> = (1..=7).map(|step| listed(step, true, false)).collect();
+        let extra = [3, 4, 5, 6].map(id);
+        let retention = Retention {
+            extra: &extra,
+            ..Retention::newest(2)
+        };
+        let deleted = |all: &[Listed]| prunable(all, &retention).checkpoints;
+        assert!(deleted(&all[..4]).is_empty(), "one is newer than the third");
+        assert_eq!(deleted(&all[..6]), [id(3), id(4)]);
+        // The next regular one takes the place of the first.
+        assert_eq!(deleted(&all), [id(1), id(3), id(4), id(5)]);
+        // Also where all are extra, the newest two stay.
+        assert_eq!(deleted(&all[2..6]), [id(3), id(4)]);
+        assert!(deleted(&all[2..3]).is_empty());
     }
 
     #[test]
