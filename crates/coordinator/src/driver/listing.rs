@@ -16,10 +16,11 @@ impl Driver {
         for event in self.checkpoints.update(listing, step) {
             self.log_checkpoint(event);
         }
-        self.send_needs();
         if let Some(usable) = self.checkpoints.usable() {
             self.feed(CoordinatorInput::Checkpoints(usable));
         }
+        // The state machine knows only now which of the new ones are extra.
+        self.send_needs();
     }
 
     /// Tells the store watcher which checkpoints the run needs, with each listing and as soon as the record changes. A plan may start from
@@ -59,6 +60,8 @@ impl Driver {
         Needs {
             protected: bases.chain(compared).collect(),
             void: self.given_up(&usable.complete),
+            extra: self.machine.extra_checkpoints().to_vec(),
+            newest: usable.complete.iter().max().copied(),
         }
     }
 }

@@ -64,6 +64,7 @@ pub(super) fn protocol_config(options: &Options, folder: &RunFolder) -> Coordina
             .map(|s| Duration::from_secs(s.into())),
         save_every: settings.and_then(|c| c.interval_seconds).map(Duration::from_secs),
         save_every_steps: settings.and_then(|c| c.interval_steps),
+        adaptive_checkpoints: settings.is_some_and(|c| c.adaptive),
         published: folder.last_metric().map(|m| m.state),
         ..CoordinatorConfig::new(job.layout(), batch, last_step)
     }

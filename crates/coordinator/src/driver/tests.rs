@@ -391,7 +391,8 @@ async fn base_checkpoint_of_a_plan_is_kept_once_persisted() {
     let plan = driver.machine.record().plan.clone().unwrap();
     assert!(matches!(plan.base, Base::Fixed { id, .. } if id == saved));
     let needs = driver.checkpoints.watcher().and_then(|watcher| watcher.needs());
-    assert_eq!(needs.map(|needs| needs.protected), Some(vec![saved]));
+    let needs = needs.unwrap();
+    assert_eq!((needs.protected, needs.newest), (vec![saved], Some(saved)));
 }
 
 #[tokio::test]

@@ -19,6 +19,25 @@ pub(crate) struct Needs {
     pub(crate) protected: Vec<StateId>,
     /// Checkpoints that the run has given up, and from which it never resumes. They are marked, so that nobody else does either.
     pub(crate) void: Vec<StateId>,
+    /// Checkpoints that the run has ordered only because of losses.
+    pub(crate) extra: Vec<StateId>,
+    /// The newest checkpoint that the run knows. Of newer ones it has not said yet which are extra.
+    pub(crate) newest: Option<StateId>,
+}
+
+impl Needs {
+    /// The same, with checkpoints that the run does not know yet: deletion follows a listing at once, often before the run has taken it. Until
+    /// the run has said what they are, they stay and do not count, else an extra one would take the place of a regular one for good.
+    fn with_unknown(mut self, all: &[Listed]) -> Needs {
+        let newest = self.newest;
+        let usable = all.iter().filter(|l| l.is_usable()).map(|l| l.id);
+        let unknown: Vec<StateId> = usable
+            .filter(|id| newest.is_none_or(|newest| *id > newest))
+            .collect();
+        self.protected.extend(&unknown);
+        self.extra.extend(&unknown);
+        self
+    }
 }
 
 impl Task {
@@ -73,6 +92,7 @@ impl Task {
         let Some(mut all) = self.listed.take() else {
             return;
         };
+        let needs = needs.with_unknown(&all);
         let foreign = self
             .verdicts
             .iter()
@@ -86,6 +106,7 @@ impl Task {
             protected: &needs.protected,
             void: &needs.void,
             foreign: &foreign,
+            extra: &needs.extra,
             completable: Some(&completable),
         };
         let location = store.location();
@@ -129,5 +150,60 @@ async fn mark_given_up(location: &Location, all: &mut [Listed], void: &[StateId]
             return;
         }
         tracing::info!(%state, "a checkpoint that the run has given up is marked");
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::options::Checkpointing;
+    use crate::store_watcher::tests::{empty, in_store, of_generation};
+    use crate::store_watcher::unfinished::tests::put;
+    use tempfile::TempDir;
+    use tokio::sync::watch;
+
+    /// The run knows all checkpoints, and needs none.
+    pub(in crate::store_watcher) fn all_known() -> Needs {
+        Needs {
+            newest: Some(of_generation(u64::MAX, 0)),
+            ..Needs::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn extra_and_unknown_checkpoints_take_no_regular_place() {
+        let folder = TempDir::new().unwrap();
+        let given = Checkpointing {
+            keep: 2,
+            ..empty(&folder)
+        };
+        let store = given.store.clone();
+        let ids = [1, 2, 3, 4, 5].map(|step| of_generation(1, step));
+        for id in &ids[..4] {
+            put(&store, *id, None, None).await;
+            assert!(store.complete(*id).await.unwrap());
+        }
+        let known = Needs {
+            newest: Some(ids[1]),
+            ..Needs::default()
+        };
+        let (needs, needed) = watch::channel(Some(known));
+        let (_discarded, discards) = watch::channel(None);
+        let mut task = Task::new(given, needed, discards);
+        task.standing = Some(LeaseState::Owner);
+        assert_eq!(task.list(false).await.usable, ids[..4]);
+        task.prune(PRUNE_TIMEOUT).await;
+        assert_eq!(in_store(&store).await, ids[..4], "it has not said what two are");
+        put(&store, ids[4], None, None).await;
+        assert!(store.complete(ids[4]).await.unwrap());
+        let known = Needs {
+            extra: ids[2..4].to_vec(),
+            newest: Some(ids[4]),
+            ..Needs::default()
+        };
+        needs.send(Some(known)).unwrap();
+        assert_eq!(task.list(false).await.usable, ids);
+        task.prune(PRUNE_TIMEOUT).await;
+        assert_eq!(in_store(&store).await, [ids[1], ids[3], ids[4]]);
     }
 }

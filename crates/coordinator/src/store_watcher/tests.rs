@@ -1,3 +1,4 @@
+use super::deletion::tests::all_known;
 use super::unfinished::tests::put;
 use super::*;
 use crate::test_job::job;
@@ -19,7 +20,7 @@ const LAST: StateId = StateId {
 };
 
 /// The empty location of a job.
-fn empty(folder: &TempDir) -> Checkpointing {
+pub(super) fn empty(folder: &TempDir) -> Checkpointing {
     let uri = format!("uri: {}, intervalSteps: 9", folder.path().display());
     Checkpointing {
         store: Store::of_job(&job(Some(&uri)), "").unwrap().unwrap(),
@@ -52,7 +53,7 @@ async fn damaged(folder: &TempDir) -> Checkpointing {
     given
 }
 
-async fn in_store(store: &Store) -> Vec<StateId> {
+pub(super) async fn in_store(store: &Store) -> Vec<StateId> {
     let listed = store.location().list().await.unwrap();
     listed.iter().map(|l| l.id).collect()
 }
@@ -90,7 +91,7 @@ async fn a_damaged_checkpoint_is_deleted_only_when_asked_for() {
 
 /// The task's state, and the channel that orders deletions.
 fn task(given: Checkpointing) -> (Task, watch::Sender<Option<StateId>>) {
-    let (_, needed) = watch::channel(Some(Needs::default()));
+    let (_, needed) = watch::channel(Some(all_known()));
     let (discarded, discards) = watch::channel(None);
     (Task::new(given, needed, discards), discarded)
 }
@@ -194,7 +195,7 @@ async fn only_the_owner_deletes_and_what_is_put_anew_is_judged_anew() {
     assert_eq!(in_store(&store).await, [LAST]);
 }
 
-fn of_generation(generation: u64, step: u64) -> StateId {
+pub(super) fn of_generation(generation: u64, step: u64) -> StateId {
     StateId {
         run_gen: Generation(generation),
         step: Step(step),
@@ -334,12 +335,7 @@ async fn deletion_waits_for_the_runs_needs_and_counts_no_void_state() {
     task.prune(PRUNE_TIMEOUT).await;
     assert_eq!(in_store(&store).await, ids);
     let void = vec![ids[2]];
-    needs
-        .send(Some(Needs {
-            protected: vec![],
-            void,
-        }))
-        .unwrap();
+    needs.send(Some(Needs { void, ..all_known() })).unwrap();
     task.prune(PRUNE_TIMEOUT).await;
     assert_eq!(in_store(&store).await, ids[1..]);
     let refusal = |id| store.location().refusal(id);
@@ -367,6 +363,7 @@ async fn a_given_up_checkpoint_is_marked_by_the_owner_once_it_can() {
     let (_needs, needed) = watch::channel(Some(Needs {
         protected: vec![ids[0]],
         void: vec![ids[0], ids[2]],
+        ..all_known()
     }));
     let (_discarded, discards) = watch::channel(None);
     let mut task = Task::new(given, needed, discards);
