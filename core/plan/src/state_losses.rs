@@ -50,4 +50,4 @@ pub fn checkpoint_interval_ms(cost_ms: f64, between_losses_ms: f64) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {}
+mod tests;

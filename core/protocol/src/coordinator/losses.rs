@@ -49,6 +49,7 @@ impl Losses {
             if let Some(times) = self.sizes.get_mut(&known) {
                 *times = times.saturating_sub(1);
             }
+            self.sizes.retain(|_, times| *times > 0);
             let times = self.sizes.entry(all).or_default();
             *times = times.saturating_add(1);
         }
@@ -67,5 +68,31 @@ impl Losses {
     /// How many members were lost at once.
     pub(super) fn sizes(&self) -> &LossSizes {
         &self.sizes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_of_one_plan_are_lost_together() {
+        let mut losses = Losses::expecting(Duration::ZERO);
+        let workers = |ids: &[u64]| ids.iter().copied().map(WorkerId).collect();
+        losses.begin_generation(Time(0), Duration::ZERO);
+        let mut note = |generation, ids: &[u64]| {
+            losses.note(
+                Generation(generation),
+                workers(ids),
+                Time(generation * 2_000_000_000),
+            );
+            losses.sizes().clone()
+        };
+        assert_eq!(note(1, &[]), [].into());
+        assert_eq!(note(1, &[1]), [(1, 1)].into());
+        assert_eq!(note(1, &[1]), [(1, 1)].into(), "the recovery was repeated");
+        assert_eq!(note(1, &[2, 3]), [(3, 1)].into(), "two more went with it");
+        assert_eq!(note(2, &[4, 5, 6]), [(3, 2)].into());
+        assert_eq!(note(3, &[7]), [(1, 1), (3, 2)].into());
     }
 }

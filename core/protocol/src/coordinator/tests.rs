@@ -1,3 +1,4 @@
+mod adaptive_checkpoints;
 mod ahead;
 mod checkpoints;
 mod comparing;

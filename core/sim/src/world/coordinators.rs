@@ -26,6 +26,8 @@ impl Host<Schedule> {
             evaluation: job.evaluation,
             final_checkpoint: job.final_checkpoint,
             save_every: job.save_every,
+            save_every_steps: Some(job.checkpoint_every),
+            adaptive_checkpoints: job.adaptive_checkpoints,
             tree_fan_out: 2,
             loss_scaling: SCALING,
             spare_copies: job.spare_copies,

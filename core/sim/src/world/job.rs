@@ -22,6 +22,8 @@ pub(super) struct Job {
     pub(super) checkpoint_every: u64,
     /// Checkpoints are also made by the clock.
     pub(super) save_every: Option<Duration>,
+    /// Checkpoints are also made more often while workers are lost often.
+    pub(super) adaptive_checkpoints: bool,
     /// Workers know how to follow.
     pub(super) following: bool,
     /// Whether copies are kept of units that only one worker holds, if workers can follow.
@@ -97,6 +99,7 @@ impl Job {
             seldom_reads: Rng(mix(seed, 92)).chance(15),
             compare_every: comparing.chance(10).then(|| comparing.range(1, 4)),
             save_every: Rng(mix(seed, 77)).chance(50).then(|| Duration::from_millis(150)),
+            adaptive_checkpoints: Rng(mix(seed, 93)).chance(30),
         }
     }
 

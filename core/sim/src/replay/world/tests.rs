@@ -1,3 +1,4 @@
+mod adaptive_checkpoints;
 mod extra_memory;
 
 use super::*;
@@ -60,6 +61,7 @@ fn setup() -> Setup {
         },
         notice_s: 0.0,
         checkpoint_steps: Some(50),
+        adaptive_checkpoints: false,
         skip: true,
     }
 }
