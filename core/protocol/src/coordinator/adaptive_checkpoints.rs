@@ -36,12 +36,17 @@ impl Shared {
             return None;
         }
         let seen = self.roster.losses.seen_for(now, self.config.timing.stay);
+        // What a checkpoint costs is not known before the first one.
         let took = self.checkpoints.took().unwrap_or_default();
-        let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
-        let interval = checkpoint_interval_ms(milliseconds(took) * SLOWDOWN, milliseconds(seen) / losses);
-        let interval = Duration::try_from_secs_f64(interval / 1e3).ok()?;
-        // The store is not occupied for more than half of the time.
-        Some(interval.max(took.saturating_mul(2)))
+        interval(took, seen.as_secs_f64() * 1e3 / losses)
+    }
+
+    /// The time between two checkpoints if losses of state come at this distance: for estimates of what such a loss costs. None if
+    /// checkpoints do not follow losses, or none was ordered yet.
+    pub(super) fn interval_between_losses(&self, milliseconds: f64) -> Option<Duration> {
+        let follows = self.config.adaptive_checkpoints && self.config.final_checkpoint;
+        let took = self.checkpoints.took().filter(|_| follows)?;
+        interval(took, milliseconds)
     }
 
     /// Reports that checkpoints are made at another interval than the job's, or at the job's again. Small changes are not reported.
@@ -59,4 +64,13 @@ impl Shared {
             });
         }
     }
+}
+
+/// The time between two checkpoints that take so long, if state is lost once in this many milliseconds.
+fn interval(took: Duration, between_losses_ms: f64) -> Option<Duration> {
+    let cost_ms = took.as_secs_f64() * 1e3 * SLOWDOWN;
+    let interval_ms = checkpoint_interval_ms(cost_ms, between_losses_ms);
+    let interval = Duration::try_from_secs_f64(interval_ms / 1e3).ok()?;
+    // The store is not occupied for more than half of the time.
+    Some(interval.max(took.saturating_mul(2)))
 }

@@ -99,15 +99,19 @@ impl Shared {
     }
 
     /// What the run has shown so far. The work that a loss costs is known only if checkpoints are made at intervals of time or of steps.
-    fn expected(&self, shape: &Shape, now: Time) -> Expected {
+    pub(super) fn expected(&self, shape: &Shape, now: Time) -> Expected {
         let step = self.progress.commits.mean_step_time();
         let step_ms = step.map_or(shape.predicted.step_ms, milliseconds);
         let is_stored = self.config.final_checkpoint;
-        let interval = self.config.save_every.filter(|_| is_stored);
+        let loss_ms = milliseconds(self.roster.losses.expected(now, self.config.timing.stay));
+        let every = self.config.save_every.filter(|_| is_stored);
+        // Without copies each loss would cost state.
+        let adaptive = self.interval_between_losses(loss_ms);
+        let interval = every.into_iter().chain(adaptive).min();
         let steps = self.config.save_every_steps.filter(|_| is_stored);
         Expected {
             step_ms,
-            loss_ms: milliseconds(self.roster.losses.expected(now, self.config.timing.stay)),
+            loss_ms,
             redo_ms: Expected::redo_ms(step_ms, interval.map(milliseconds), steps),
         }
     }

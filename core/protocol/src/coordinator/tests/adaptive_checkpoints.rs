@@ -171,6 +171,23 @@ fn more_holders_end_the_more_frequent_checkpoints() {
 }
 
 #[test]
+fn spare_copies_are_weighed_against_more_frequent_checkpoints() {
+    let redo_ms = |adaptive| {
+        let mut rig = alone(adaptive);
+        rig.put(CoordinatorInput::Save);
+        rig.wait(100);
+        rig.complete.push(state(rig.plan().generation.0, 40));
+        rig.wait(200);
+        let expected = rig.machine.shared.expected(&rig.plan().shape, rig.now);
+        expected.redo_ms.expect("checkpoints are made")
+    };
+    // A step takes 100 ms, so that the job's interval is 100 s.
+    assert_eq!(redo_ms(false), 50_000.0);
+    let adaptive = redo_ms(true);
+    assert!(adaptive > 1_000.0 && adaptive < 5_000.0, "{adaptive}");
+}
+
+#[test]
 fn skipped_time_makes_the_next_checkpoint_due() {
     let mut rig = alone(true);
     let (mut step, long) = (4, Duration::from_secs(60));
