@@ -51,6 +51,10 @@ impl Shared {
 
     /// Reports that checkpoints are made at another interval than the job's, or at the job's again. Small changes are not reported.
     pub(super) fn report_interval(&mut self, interval: Option<Duration>, turn: &mut Turn<'_>) {
+        // Before the first of them it is not known what one costs.
+        if interval.is_some() && self.checkpoints.took().is_none() {
+            return;
+        }
         let reported = &mut self.adaptive_checkpoints.reported;
         let is_alike = match (*reported, interval) {
             (Some(before), Some(now)) => now <= before * 2 && before <= now * 2,
