@@ -12,26 +12,17 @@ use varuna_plan::state_losses::{checkpoint_interval_ms, losses_of_state};
 /// A step of `make bench-checkpoint` that saves takes 0.8 % longer, and on a GPU 4 to 5 %.
 const SLOWDOWN: f64 = 0.05;
 
-/// What is known about losses under the plan in force.
-#[derive(Default)]
-pub(super) struct AdaptiveCheckpoints {
-    /// How many of the losses so far would have cost state under the plan: the expected number.
-    losses_of_state: f64,
-    /// The interval that was last reported; none if the job's own was in force.
-    reported: Option<Duration>,
-}
-
 impl Shared {
     /// A plan runs: the losses so far are weighed anew.
     pub(super) fn weigh_losses(&mut self, plan: &Plan) {
         if self.config.adaptive_checkpoints && self.config.final_checkpoint {
-            self.adaptive_checkpoints.losses_of_state = losses_of_state(plan, self.roster.losses.sizes());
+            self.checkpoints.losses_of_state = losses_of_state(plan, self.roster.losses.sizes());
         }
     }
 
     /// The time between two checkpoints that the losses so far are worth. None before the first loss that would have cost state.
     pub(super) fn adaptive_interval(&self, now: Time) -> Option<Duration> {
-        let losses = self.adaptive_checkpoints.losses_of_state;
+        let losses = self.checkpoints.losses_of_state;
         if losses <= 0.0 {
             return None;
         }
@@ -55,7 +46,7 @@ impl Shared {
         if interval.is_some() && self.checkpoints.took().is_none() {
             return;
         }
-        let reported = &mut self.adaptive_checkpoints.reported;
+        let reported = &mut self.last_reports.checkpoint_interval;
         let is_alike = match (*reported, interval) {
             (Some(before), Some(now)) => now <= before * 2 && before <= now * 2,
             (None, None) => true,

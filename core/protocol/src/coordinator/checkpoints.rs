@@ -21,6 +21,8 @@ pub(super) struct Checkpoints {
     clock: Option<Time>,
     /// Time that the clock did not show.
     skipped: Duration,
+    /// How many of the losses so far would have cost state under the plan in force: the expected number.
+    pub(super) losses_of_state: f64,
     /// Checkpoints in the store that were ordered only because of losses.
     extra: Vec<StateId>,
     /// The newest of the others in the store, and when it appeared: on the clock with the skipped time.

@@ -1,6 +1,5 @@
 //! The state of a coordinator that outlives all modes.
 
-use super::adaptive_checkpoints::AdaptiveCheckpoints;
 use super::bad_links::BadLinks;
 use super::checkpoints::{Checkpoints, Purpose};
 use super::comparison::Comparison;
@@ -17,6 +16,7 @@ use super::speeds::Speeds;
 use super::turn::Turn;
 use crate::message::{Order, Time};
 use std::collections::BTreeMap;
+use std::time::Duration;
 use varuna_plan::spare_copies::SpareCopyDecision;
 use varuna_plan::{Base, Generation, Plan, Planner, StateId};
 
@@ -33,7 +33,6 @@ pub(super) struct Shared {
     pub(super) outbox: Outbox,
     pub(super) progress: Progress,
     pub(super) checkpoints: Checkpoints,
-    pub(super) adaptive_checkpoints: AdaptiveCheckpoints,
     pub(super) speeds: Speeds,
     pub(super) prepared_plans: PreparedPlans,
     pub(super) bad_links: BadLinks,
@@ -56,6 +55,8 @@ pub(super) struct Shared {
 pub(super) struct LastReports {
     pub(super) problem: Option<Event>,
     pub(super) spare_copies: Option<SpareCopyDecision>,
+    /// The interval of the checkpoints that are made because of losses; none if there are none.
+    pub(super) checkpoint_interval: Option<Duration>,
     /// What was decided about spare copies under the plan in force, and under the newest one that was made.
     pub(super) copy_verdicts: BTreeMap<Generation, SpareCopiesVerdict>,
 }
@@ -71,7 +72,6 @@ impl Shared {
             outbox: Outbox::new(config.timing.repeat),
             progress: Progress::after(config.published),
             checkpoints: Checkpoints::default(),
-            adaptive_checkpoints: AdaptiveCheckpoints::default(),
             speeds: Speeds::default(),
             prepared_plans: PreparedPlans::default(),
             bad_links: BadLinks::default(),
