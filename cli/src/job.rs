@@ -89,7 +89,7 @@ pub(crate) fn check_model(job: &Job) -> Result<(), Failure> {
 }
 
 /// Opens the job's checkpoint location, if it has one: checks that it answers and that its newest checkpoint is of the job's
-/// model, and claims it for the run in `folder`.
+/// model and data, and claims it for the run in `folder`.
 pub(crate) async fn checkpoints(
     job: &Job,
     fingerprint: &str,
@@ -105,7 +105,9 @@ pub(crate) async fn checkpoints(
     let listed = listed.map_err(at_uri)?;
     if let Some(newest) = listed.iter().rev().find(|l| l.is_usable()) {
         match check(&store, newest, STORE_TIMEOUT).await {
-            Err(error @ CheckpointError::Unsuitable { .. }) => return Err(bad(error.to_string())),
+            Err(error @ (CheckpointError::Unsuitable { .. } | CheckpointError::OtherData { .. })) => {
+                return Err(bad(error.to_string()));
+            }
             Err(error @ CheckpointError::NoAnswer { .. }) => return Err(at_uri(error)),
             // A damaged checkpoint is no error here: the run resumes from an older one.
             _ => {}

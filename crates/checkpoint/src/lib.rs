@@ -4,6 +4,7 @@
 //! worker, changes nothing. A checkpoint is complete or does not exist: without its manifest it does not exist, and the manifest is created
 //! once, after all shards. This crate never decides which checkpoint is used or when one is made.
 
+mod continuing;
 mod digest;
 mod doubt;
 mod event_files;
@@ -103,6 +104,14 @@ pub enum CheckpointError {
         silent_s: u64,
         /// Seconds after which a lease that is not renewed ends.
         lease_s: u64,
+    },
+    /// The checkpoint is this job's own and valid, but was trained on other data.
+    #[error("checkpoint {id} cannot be used here: {why}")]
+    OtherData {
+        /// The state.
+        id: StateId,
+        /// The difference, and what to do, as a sentence.
+        why: String,
     },
     /// The checkpoint is valid but does not suit this job.
     #[error("checkpoint {id} cannot be used here: {why}")]

@@ -15,7 +15,9 @@ use futures::{StreamExt, TryStreamExt};
 use object_store::PutPayload;
 use origin::OtherJob;
 use parts::{PART_BYTES, put_parts};
-use varuna_api::{Job, model_hash};
+use std::sync::Arc;
+use varuna_api::{Job, Training, model_hash};
+use varuna_model::Model;
 use varuna_plan::{Layout, Moments, StateId, Unit};
 
 /// The checkpoints of one job. Cheap to clone.
@@ -24,6 +26,8 @@ pub struct Store {
     location: Location,
     layout: Layout,
     facts: Facts,
+    /// All settings that the hash of the job's training includes, if this is the store of a job file.
+    settings: Option<Arc<(Model, Training)>>,
     /// The other job with whose checkpoint this job begins, if any.
     other_job: Option<OtherJob>,
 }
@@ -59,6 +63,7 @@ impl Store {
             .transpose()?;
         Ok(Some(Store {
             other_job,
+            settings: Some(Arc::new((job.model.clone(), job.training.clone()))),
             ..Store::new(location, job.layout(), facts)
         }))
     }
@@ -82,6 +87,7 @@ impl Store {
             location: location.below(&facts.job),
             layout,
             facts,
+            settings: None,
             other_job: None,
         }
     }
@@ -253,12 +259,32 @@ impl Store {
         })
     }
 
-    /// Checks that this job may resume from a listed checkpoint: the manifest is readable and matches the job's model, and every shard
-    /// exists with its length. (Digests are checked when shards are read.)
+    /// Checks that this job may resume from a listed checkpoint of its own: the manifest is readable and matches the job's model, optimizer
+    /// and data, and every shard exists with its length. (Digests are checked when shards are read.)
     ///
     /// # Errors
     /// The checkpoint cannot be used, or the store fails.
     pub async fn check(&self, listed: &Listed) -> Result<Manifest, CheckpointError> {
+        let manifest = self.check_state(listed).await?;
+        manifest.suits_data(&self.facts)?;
+        Ok(manifest)
+    }
+
+    /// In which settings this job differs from itself when it saved a checkpoint, as a sentence. None if they are the same, or not known.
+    ///
+    /// # Errors
+    /// The manifest cannot be read.
+    pub async fn other_settings(&self, id: StateId) -> Result<Option<String>, CheckpointError> {
+        let Some(settings) = &self.settings else {
+            return Ok(None);
+        };
+        let (model, training) = &**settings;
+        let manifest = self.location.manifest(id).await?;
+        Ok(manifest.other_settings(&self.facts, (model, training)))
+    }
+
+    /// The same as [`Store::check`] for a checkpoint of another job, whose data may be others.
+    async fn check_state(&self, listed: &Listed) -> Result<Manifest, CheckpointError> {
         let manifest = self.check_parameters(listed).await?;
         manifest.suits_optimizer(&self.facts)?;
         Ok(manifest)

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use varuna_api::{Job, parse_job};
-use varuna_checkpoint::{RateLimit, Shard, ShardTensor, Store, unit_name};
+use varuna_checkpoint::{CheckpointError, RateLimit, Shard, ShardTensor, Store, unit_name};
 use varuna_plan::state::Chain;
 use varuna_plan::{Generation, StateId, Step};
 
@@ -210,4 +210,50 @@ async fn a_job_that_began_elsewhere_is_told_so() {
         said.contains("this job began with step-00000010-g3-") && said.contains("own/origin.json"),
         "{said}"
     );
+}
+
+#[tokio::test]
+async fn only_a_jobs_own_checkpoints_must_be_of_its_data() {
+    let folder = tempfile::tempdir().unwrap();
+    let on = |data: &str, job: &Job| Store::of_job(job, data).unwrap().unwrap();
+    let base = job(folder.path(), "base", "");
+    save(&on("old", &base), 10).await;
+    let unit = on("old", &base).layout().all_units().next().unwrap();
+    let listed = on("old", &base).location().list().await.unwrap();
+    for same in [on("old", &base), on("", &base)] {
+        assert!(same.check(&listed[0]).await.is_ok());
+        assert!(same.load(state(10), unit, || {}).await.is_ok());
+    }
+    let other = on("new", &base);
+    let checked = other.check(&listed[0]).await.map(drop);
+    let loaded = other.load(state(10), unit, || {}).await.map(drop);
+    for refused in [checked, loaded] {
+        assert!(
+            matches!(&refused, Err(CheckpointError::OtherData { why, .. }) if why.contains("spec.data")),
+            "{refused:?}"
+        );
+    }
+    // A job that begins with another job's checkpoint has its own data.
+    for from in [", from: {job: base}", ", from: {job: base, weightsOnly: true}"] {
+        let name = if from.contains("weightsOnly") {
+            "weights"
+        } else {
+            "whole"
+        };
+        let tuned = on("new", &job(folder.path(), name, from));
+        let id = tuned.settle_origin().await.unwrap().unwrap().begins_with();
+        assert!(tuned.load(id, unit, || {}).await.is_ok(), "{from}");
+    }
+}
+
+#[tokio::test]
+async fn own_checkpoints_say_which_settings_have_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let before = job(folder.path(), "base", "");
+    save(&Store::of_job(&before, "data").unwrap().unwrap(), 10).await;
+    assert_eq!(store(&before).other_settings(state(10)).await.unwrap(), None);
+    let mut after = before.clone();
+    after.training.seed += 1;
+    let said = store(&after).other_settings(state(10)).await.unwrap();
+    assert!(said.is_some_and(|said| said.starts_with("spec.training.seed was ")));
 }

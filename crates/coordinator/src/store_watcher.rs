@@ -128,6 +128,8 @@ struct Task {
     renewals: Option<Renewals>,
     /// Whether the log already says with which other job's checkpoint this one begins.
     said_origin: bool,
+    /// Whether the settings were compared with those of the checkpoints that the job had at the start.
+    compared_settings: bool,
     /// If another run's claim was found: when first, and whose it is.
     refused: Option<(Instant, String)>,
     /// Why the last claim failed, other than by another run's.
@@ -152,6 +154,7 @@ impl Task {
             standing: None,
             renewals: None,
             said_origin: false,
+            compared_settings: false,
             refused: None,
             claim_failed: None,
         }

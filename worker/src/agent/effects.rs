@@ -287,6 +287,7 @@ async fn outcome(
     AgentEvent::Store(match tokio::spawn(read).await {
         Ok(Ok(state)) => StoreEvent::Loaded(unit, id, state),
         Ok(Err(error @ CheckpointError::Misread { .. })) => return AgentEvent::Misread(error),
+        Ok(Err(error @ CheckpointError::OtherData { .. })) => return AgentEvent::OtherData(error),
         Ok(Err(error)) => {
             tracing::warn!(%error, "a unit cannot be read from its checkpoint");
             StoreEvent::Failed(unit, id, error.is_final())
@@ -383,5 +384,17 @@ mod tests {
         };
         let ended = outcome(Unit(1), StateId::INITIAL, misread).await;
         assert!(matches!(ended, AgentEvent::Misread(_)));
+    }
+
+    #[tokio::test]
+    async fn a_checkpoint_of_other_data_ends_the_worker() {
+        let other = async {
+            Err(CheckpointError::OtherData {
+                id: StateId::INITIAL,
+                why: "for the test".into(),
+            })
+        };
+        let ended = outcome(Unit(1), StateId::INITIAL, other).await;
+        assert!(matches!(ended, AgentEvent::OtherData(_)));
     }
 }

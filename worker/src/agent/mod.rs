@@ -75,6 +75,9 @@ pub enum AgentError {
     /// This worker reads a shard as damaged that is sound: what it reads and computes cannot be trusted.
     #[error("this worker ends: {0}")]
     Misread(CheckpointError),
+    /// The job's checkpoint was trained on other data than this worker has, and the coordinator, which has none, cannot know that.
+    #[error("this worker ends: {0}")]
+    OtherData(CheckpointError),
     /// The coordinator is of another run.
     #[error("the coordinator is of another run (was {before}, is {now})")]
     OtherRun {
@@ -95,6 +98,8 @@ pub enum AgentEvent {
     Store(StoreEvent),
     /// This worker alone reads a shard as damaged.
     Misread(CheckpointError),
+    /// The job's checkpoint was trained on other data.
+    OtherData(CheckpointError),
     /// The digests of a state are computed.
     Digested(Digests),
     /// A unit was not copied for a peer that follows it or keeps its spare copy.
@@ -207,6 +212,7 @@ pub async fn run<E: Compute>(parts: AgentParts<E>, mut drain: Receiver<()>) -> R
                 Some(AgentEvent::Peer(event)) => agent.on_peer_event(event)?,
                 Some(AgentEvent::Store(event)) => agent.on_store_event(event)?,
                 Some(AgentEvent::Misread(error)) => return Err(AgentError::Misread(error)),
+                Some(AgentEvent::OtherData(error)) => return Err(AgentError::OtherData(error)),
                 Some(AgentEvent::Digested(digests)) => agent.feed(MemberInput::Digested(digests))?,
                 Some(AgentEvent::NotCopied(recipient)) => agent.copy_left_off(recipient)?,
                 Some(AgentEvent::NoRoom(recipient)) => agent.copy_without_room(recipient)?,

@@ -39,7 +39,7 @@ impl Checkpoints {
     /// marked so that nobody uses it again.
     ///
     /// # Errors
-    /// The store fails, the checkpoint is damaged or of another model, or this worker alone finds it damaged.
+    /// The store fails, the checkpoint is damaged, of another model or of other data, or this worker alone finds it damaged.
     pub async fn load(
         &self,
         unit: Unit,
@@ -81,6 +81,10 @@ impl Checkpoints {
         loop {
             reads += 1;
             match self.read_once(unit, id, arrived).await {
+                // That was read from a manifest that is sound.
+                Err(Unread::Shard(error @ CheckpointError::OtherData { .. })) => {
+                    return Err(Unread::Shard(error));
+                }
                 Err(unread) if unread.error().is_final() && reads < READS => {
                     tracing::warn!(error = %unread.error(), reads, "reads a damaged shard again");
                 }

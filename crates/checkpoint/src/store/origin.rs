@@ -159,7 +159,8 @@ impl Store {
         let of_other = self.at(&other.location);
         match other.source.weights_only {
             true => of_other.check_parameters(listed).await?,
-            false => of_other.check(listed).await?,
+            // The job has named it, and may name other data too.
+            false => of_other.check_state(listed).await?,
         };
         let (state, last) = (listed.id, other.last_step);
         if !other.source.weights_only && state.step.0 >= last {
@@ -178,7 +179,8 @@ impl Store {
     /// digest. `arrived` is called for each part that arrives.
     ///
     /// # Errors
-    /// A store fails, or the shard is missing or damaged.
+    /// A store fails, the shard is missing or damaged, or the job's own checkpoint was trained on other data: a coordinator that does not
+    /// have the data cannot know that.
     pub async fn load(
         &self,
         id: StateId,
@@ -201,7 +203,10 @@ impl Store {
     ) -> Result<Shard, CheckpointError> {
         let (own, unit) = (self.location(), (self.layout(), unit));
         let missing = match own.manifest(id).await {
-            Ok(manifest) => return own.load_unit_in_order(&manifest, unit, wanted, arrived).await,
+            Ok(manifest) => {
+                manifest.suits_data(&self.facts)?;
+                return own.load_unit_in_order(&manifest, unit, wanted, arrived).await;
+            }
             Err(CheckpointError::Store(missing @ object_store::Error::NotFound { .. })) => missing,
             Err(error) => return Err(error),
         };

@@ -11,7 +11,7 @@ use varuna_plan::StateId;
 pub(super) enum CheckpointCheck {
     Usable,
     Damaged,
-    /// It is valid, but belongs to another model, optimizer or format, for this reason.
+    /// It is valid, but belongs to another model, optimizer, format or to other data, for this reason.
     Foreign(String),
 }
 
@@ -49,6 +49,7 @@ impl Task {
                 CheckpointCheck::Damaged => listed.marked_damaged = true,
             }
         }
+        self.compare_settings(&usable).await;
         match foreign {
             // The location has someone's results. A run that began anew beside them would sooner or later be mistaken for them.
             Some((id, why)) if usable.is_empty() => return Err(CheckpointError::Unsuitable { id, why }),
@@ -58,6 +59,29 @@ impl Task {
         let damaged = all.iter().filter(|l| l.marked_damaged).map(|l| l.id).collect();
         self.listed = Some(all);
         Ok((usable, damaged))
+    }
+
+    /// Says once, after the first listing, whether the newest of the job's own checkpoints was trained with other settings. Later ones are of
+    /// this run.
+    async fn compare_settings(&mut self, usable: &[StateId]) {
+        if std::mem::replace(&mut self.compared_settings, true) {
+            return;
+        }
+        let Some(newest) = usable.iter().copied().max() else {
+            return;
+        };
+        let checkpoint = folder_name(newest);
+        match self.given.store.other_settings(newest).await {
+            Ok(Some(changed)) => tracing::warn!(
+                checkpoint,
+                changed,
+                "this job's newest checkpoint was trained with other settings: the losses will differ from those of a run without a restart"
+            ),
+            Ok(None) => {}
+            Err(error) => {
+                tracing::debug!(%error, checkpoint, "it is not known with which settings a checkpoint was trained");
+            }
+        }
     }
 
     /// The other job's checkpoint with which this job begins. While it is not known which one that is, nothing may begin.
@@ -139,12 +163,74 @@ impl Task {
                             .await?;
                         CheckpointCheck::Damaged
                     }
-                    CheckpointError::Unsuitable { why, .. } => CheckpointCheck::Foreign(why),
+                    CheckpointError::Unsuitable { why, .. } | CheckpointError::OtherData { why, .. } => {
+                        CheckpointCheck::Foreign(why)
+                    }
                     error => CheckpointCheck::Foreign(error.to_string()),
                 }
             }
         };
         self.verdicts.insert(listed.id, verdict.clone());
         Ok(verdict)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Checkpointing;
+    use crate::store_watcher::deletion::PRUNE_TIMEOUT;
+    use crate::store_watcher::deletion::tests::all_known;
+    use crate::store_watcher::tests::{empty, in_store, of_generation};
+    use crate::store_watcher::unfinished::tests::put;
+    use crate::test_job::job;
+    use tempfile::TempDir;
+    use tokio::sync::watch;
+    use varuna_checkpoint::Store;
+
+    /// The store of a job on this data.
+    fn store_of(folder: &TempDir, data: &str) -> Store {
+        let uri = format!("uri: {}, intervalSteps: 9", folder.path().display());
+        Store::of_job(&job(Some(&uri)), data).unwrap().unwrap()
+    }
+
+    /// The owner of the location, which keeps one checkpoint, on this data.
+    fn owner(folder: &TempDir, data: &str) -> Task {
+        let given = Checkpointing {
+            store: store_of(folder, data),
+            keep: 1,
+            ..empty(folder)
+        };
+        let (_, needed) = watch::channel(Some(all_known()));
+        let (_, discards) = watch::channel(None);
+        let mut task = Task::new(given, needed, discards);
+        task.standing = Some(LeaseState::Owner);
+        task
+    }
+
+    async fn save(store: &Store, id: StateId) {
+        put(store, id, None, None).await;
+        assert!(store.complete(id).await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn checkpoints_of_other_data_are_refused_and_stay() {
+        let folder = TempDir::new().unwrap();
+        let foreign = [5, 6].map(|step| of_generation(7, step));
+        for id in foreign {
+            save(&store_of(&folder, "old"), id).await;
+        }
+        let why = owner(&folder, "new").list(false).await.failing.unwrap();
+        assert!(why.contains("spec.data"), "{why}");
+        // Those of a coordinator that did not know the data are the job's own.
+        let own = [1, 2].map(|step| of_generation(8, step));
+        for id in own {
+            save(&store_of(&folder, ""), id).await;
+        }
+        let mut task = owner(&folder, "new");
+        assert_eq!(task.list(false).await.usable, own);
+        task.prune(PRUNE_TIMEOUT).await;
+        let left = in_store(&store_of(&folder, "new")).await;
+        assert_eq!(left, [foreign[0], foreign[1], own[1]]);
     }
 }
