@@ -67,6 +67,7 @@ fn checkpoint_generates_text_and_reproduces_the_loss() {
     its_loss_is_that_of_the_run(&trained);
     its_text_follows_from_prompt_settings_and_seed(&trained);
     check_refusals(&trained);
+    another_tokenizer_of_the_dataset_is_said(&trained);
 }
 
 /// The loss that the run found before its 21st step.
@@ -190,4 +191,28 @@ fn check_refusals(trained: &Trained) {
             output_text(&refused)
         );
     }
+}
+
+/// The run has kept no tokenizer, since that of its dataset is part of the program. Now there is another one beside its checkpoints.
+fn another_tokenizer_of_the_dataset_is_said(trained: &Trained) {
+    let evaluate = || {
+        let what = ["evaluate", &trained.checkpoints, &trained.data, "--steps", "1"];
+        let output = trained.run.varuna(&what);
+        assert!(output.status.success(), "{}", output_text(&output));
+        output_text(&output)
+    };
+    let said = "the dataset was built with the tokenizer byte";
+    assert!(!evaluate().contains(said));
+    let end = serde_json::json!({ "id": 1, "content": "</s>", "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": true });
+    let tokenizer = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [end], "normalizer": null, "pre_tokenizer": null,
+        "post_processor": null, "decoder": null,
+        "model": { "type": "WordLevel", "vocab": { "<unk>": 0, "</s>": 1 }, "unk_token": "<unk>" },
+    });
+    let folder = Path::new(&trained.checkpoints).join("published");
+    std::fs::create_dir(&folder).expect("a writable folder");
+    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).expect("a writable folder");
+    let text = evaluate();
+    assert!(text.contains(said), "{text}");
 }

@@ -222,6 +222,11 @@ impl TokenDataset {
         }
     }
 
+    /// The builder's description, if there is one.
+    pub(crate) fn description(&self) -> Option<&Sidecar> {
+        self.sidecar.as_ref()
+    }
+
     /// Number of different tokens, if the dataset has a description.
     #[must_use]
     pub fn vocabulary(&self) -> Option<u32> {

@@ -15,6 +15,9 @@ use std::sync::Arc;
 use tiktoken_rs::CoreBPE;
 use varuna_api::Data;
 
+/// A text that different tokenizers take apart differently: words, a number, spaces, line breaks, and characters of several bytes.
+const PROBE: &str = "In the beginning, 1 Kings 17:24 said  it:\n\n\u{2014} caf\u{e9} \u{1F600}";
+
 /// A tokenizer.
 #[derive(Clone, Debug)]
 pub enum Tokenizer {
@@ -163,6 +166,24 @@ impl Tokenizer {
     pub fn was_made_from(&self, json: &[u8]) -> bool {
         let mut files = self.files().iter();
         files.any(|(name, content)| name == file::JSON && content == json)
+    }
+    /// Whether a dataset with this description has the tokens that this tokenizer makes of its texts, as far as is known. A description without
+    /// a digest may be of any tokenizer that came as a file.
+    ///
+    /// # Errors
+    /// GPT-2's embedded table cannot be read.
+    pub fn made(&self, dataset: &Sidecar) -> Result<bool, DataError> {
+        if let (Some(own), Some(digest)) = (self.sha256(), &dataset.tokenizer_sha256) {
+            return Ok(own == digest);
+        }
+        let named = match dataset.tokenizer.as_str() {
+            "byte" => Tokenizer::Byte,
+            "gpt2" => Tokenizer::Gpt2,
+            // One that came as a file, of which nobody knows which it is.
+            _ => return Ok(true),
+        };
+        // Those that are part of this program are also published as files, which other programs write differently.
+        Ok(self.encoder()?.encode(PROBE.as_bytes()) == named.encoder()?.encode(PROBE.as_bytes()))
     }
     /// Its name in the sidecar. For the first two it is also their name on the command line.
     #[must_use]

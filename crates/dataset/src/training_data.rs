@@ -6,6 +6,7 @@ use crate::error::DataError;
 use crate::files::Files;
 use crate::order::seed_of_source;
 use crate::sample_shape::{SampleData, SampleShape};
+use crate::sidecar::Sidecar;
 use sha2::{Digest, Sha256};
 use std::path::Path;
 use varuna_api::{Data, DataSource, HeldOut};
@@ -82,6 +83,11 @@ impl TrainingData {
     /// A dataset has more different tokens than the model has rows.
     pub fn check_vocabulary(&self, model: u32) -> Result<(), DataError> {
         self.all().try_for_each(|data| data.check_vocabulary(model))
+    }
+
+    /// The descriptions of those datasets that have one.
+    pub fn descriptions(&self) -> impl Iterator<Item = &Sidecar> {
+        self.all().filter_map(TokenDataset::description)
     }
 
     /// Identity of the content, of the shares, and of a separate held-out dataset. For a single dataset it is the dataset's.

@@ -2,17 +2,16 @@
 
 use super::exported_model::TrainedModule;
 use super::load::{Chosen, ModelArguments};
-use super::trained::Windows;
+use super::reader::{Reader, rows};
 use crate::backend::Platform;
-use crate::engine::{SampleError, SamplePart, Samples, hide, leave_targets};
+use crate::engine::{SamplePart, Samples};
 use crate::samples::DatasetSamples;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use std::io::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use tch::Tensor;
-use varuna_api::masking::{DEFAULT_PROBABILITY, Masking, SampleMask};
+use varuna_api::masking::{DEFAULT_PROBABILITY, Masking};
 use varuna_api::{Data, DataSource, HeldOut, Packing, Precision};
 use varuna_dataset::{SampleShape, TrainingData};
 use varuna_model::{Exported, Model, Positions, Transformer};
@@ -162,6 +161,9 @@ struct Found {
 }
 
 /// Evaluates and prints.
+///
+/// # Errors
+/// The model, the data or an option cannot be used, or the loss is no finite number.
 pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
     let fraction = arguments.validation_fraction;
     if !(fraction > 0.0 && fraction <= 0.5) {
@@ -200,6 +202,7 @@ fn of_tokens(
     let trained = arguments.model.trained(chosen, model, platform, packing)?;
     let shape = SampleShape::windows(model.sequence_length);
     let data = arguments.dataset(shape, model.vocabulary_size)?;
+    warn_of_another_tokenizer(chosen.other_tokenizer(&data.0));
     let reader = Reader {
         data: &data,
         width: model.sequence_length as usize + 1,
@@ -219,6 +222,18 @@ fn of_tokens(
         held_out: data.held_out_len(),
         of_tokens: true,
     })
+}
+
+/// Warns if the data have tokens of another tokenizer than the model has learned, or if this cannot be found out.
+fn warn_of_another_tokenizer(other: Result<Option<String>>) {
+    match other {
+        Ok(None) => {}
+        Ok(Some(why)) => tracing::warn!("the loss means little: {why}"),
+        Err(error) => tracing::warn!(
+            why = format!("{error:#}"),
+            "it is not known whether the dataset has the tokenizer of the model"
+        ),
+    }
 }
 
 /// A model with samples of the given length, if any. Only without parameters for positions may it differ from the model's own.
@@ -318,7 +333,18 @@ fn print(arguments: &Arguments, chosen: &Chosen, evaluated: &Evaluated) -> Resul
         ),
         (false, false) => format!("{}: loss {loss:.4} a sample, over {of} samples", found.checkpoint),
     };
-    writeln!(std::io::stdout(), "{text}").context("cannot print the result")
+    writeln!(std::io::stdout(), "{text}").context("cannot print the result")?;
+    finite(loss, &found.checkpoint)
+}
+
+/// Refuses a loss that says nothing: a script must not take it for a result.
+fn finite(loss: f64, checkpoint: &str) -> Result<()> {
+    if !loss.is_finite() {
+        bail!(
+            "the loss of {checkpoint} is {loss}, which is no finite number: its parameters are no finite numbers, or --precision is too narrow for them"
+        );
+    }
+    Ok(())
 }
 
 /// The mean of so many losses.
@@ -339,65 +365,6 @@ fn text(path: &Path) -> Result<String> {
     Ok(text.to_owned())
 }
 
-/// Reads windows, and masks them where the model fills tokens in.
-struct Reader<'a> {
-    data: &'a DatasetSamples,
-    /// Tokens of a window, and the one after it.
-    width: usize,
-    packing: Packing,
-    masking: Option<Masking>,
-    vocabulary_size: u32,
-}
-
-impl Reader<'_> {
-    fn read(&self, windows: Range<u64>) -> Result<Windows> {
-        for window in windows.clone() {
-            self.data.prefetch(SamplePart::HeldOut, window);
-        }
-        let read = |window, row: &mut [i64]| self.data.held_out(window, row);
-        let positions = match self.packing.is_off() {
-            true => None,
-            false => {
-                let read = |window, row: &mut [i64]| self.data.held_out_positions(window, row);
-                Some(rows(windows.clone(), self.width, read)?)
-            }
-        };
-        let Some(masking) = self.masking else {
-            return Ok(Windows {
-                tokens: rows(windows, self.width, read)?,
-                targets: None,
-                positions,
-            });
-        };
-        let masked = |of: fn(&SampleMask, &mut [i64])| {
-            rows(windows.clone(), self.width, |window, row| {
-                read(window, row)?;
-                of(&masking.of_held_out(self.vocabulary_size, window), row);
-                Ok(())
-            })
-        };
-        Ok(Windows {
-            tokens: masked(hide)?,
-            targets: Some(masked(leave_targets)?),
-            positions,
-        })
-    }
-}
-
-/// (b, width): what is read of each window.
-fn rows(
-    windows: Range<u64>,
-    width: usize,
-    read: impl Fn(u64, &mut [i64]) -> Result<(), SampleError>,
-) -> Result<Tensor> {
-    let count = usize::try_from(windows.end - windows.start)?;
-    let mut numbers = vec![0; count * width];
-    for (window, row) in windows.zip(numbers.chunks_exact_mut(width)) {
-        read(window, row)?;
-    }
-    Ok(Tensor::from_slice(&numbers).view([-1, i64::try_from(width)?]))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -408,6 +375,18 @@ mod tests {
         assert_eq!(mean(6.0, 4).unwrap(), 1.5);
         let why = mean(0.0, 0).unwrap_err().to_string();
         assert!(why.contains("no token") && why.contains("--mask-loss"), "{why}");
+    }
+
+    #[test]
+    fn loss_that_is_not_finite_is_an_error() {
+        assert!(finite(800.0, "c").is_ok());
+        for loss in [f64::NAN, f64::INFINITY] {
+            let why = finite(loss, "step-3").unwrap_err().to_string();
+            assert!(
+                why.contains(&format!("step-3 is {loss}, which is no finite number")),
+                "{why}"
+            );
+        }
     }
 
     #[test]

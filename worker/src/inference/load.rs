@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use tokio::runtime::Runtime;
 use varuna_api::{Packing, Precision};
 use varuna_checkpoint::{Listed, Location, Manifest, Shard, folder_name, unit_name};
-use varuna_dataset::Tokenizer;
+use varuna_dataset::{Tokenizer, TrainingData};
 use varuna_model::{Model, Transformer, Unit};
 use varuna_torch::{Attention, AttentionChoice, AttentionShape, DeviceChoice};
 
@@ -104,6 +104,27 @@ impl Chosen {
         }
         let files = files.into_iter().map(|(name, content)| (name, content.to_vec()));
         Ok(Kept(files.collect()))
+    }
+
+    /// Says if a dataset has tokens of another tokenizer than the one that is kept beside the checkpoints. None if it has the same, or if one of
+    /// the two is not known.
+    ///
+    /// # Errors
+    /// What is kept cannot be read.
+    pub(super) fn other_tokenizer(&self, data: &TrainingData) -> Result<Option<String>> {
+        let Some(kept) = self.kept()?.tokenizer()? else {
+            return Ok(None);
+        };
+        for description in data.descriptions() {
+            if !kept.made(description)? {
+                let name = &description.tokenizer;
+                return Ok(Some(format!(
+                    "the dataset was built with the tokenizer {name}, and not with the tokenizer.json that is kept beside the checkpoints, so its tokens \
+                     are other texts to the model"
+                )));
+            }
+        }
+        Ok(None)
     }
 }
 

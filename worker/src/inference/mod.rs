@@ -8,6 +8,7 @@ mod exported_model;
 mod generate;
 mod load;
 mod logits;
+mod reader;
 mod sampling;
 mod trained;
 

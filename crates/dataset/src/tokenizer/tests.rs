@@ -232,6 +232,39 @@ fn a_tokenizer_came_from_the_file_that_it_was_read_from() {
 }
 
 #[test]
+fn a_tokenizer_made_a_dataset_of_its_digest_or_tokens() {
+    let described = |tokenizer: &str, sha256: Option<&str>| crate::Sidecar {
+        tokenizer: tokenizer.to_owned(),
+        tokenizer_files: None,
+        tokenizer_sha256: sha256.map(str::to_owned),
+        vocabulary: 257,
+        end_of_document: 256,
+        tokens: 1,
+        documents: 1,
+        sha256: String::new(),
+    };
+    let folder = words(&[]);
+    let of_file = open(&folder, None).unwrap();
+    let digest = of_file.sha256().unwrap();
+    for (description, is_own) in [
+        (described("tokenizer.json", Some(digest)), true),
+        (described("tokenizer.json", Some("ab")), false),
+        (described("tokenizer.json", None), true),
+        (described("byte", None), false),
+    ] {
+        assert_eq!(of_file.made(&description).unwrap(), is_own, "{description:?}");
+    }
+    // The same tokenizer as a file, whose digest the description does not have.
+    for (own, other) in [(Tokenizer::Byte, "gpt2"), (Tokenizer::Gpt2, "byte")] {
+        let folder = tempfile::tempdir().unwrap();
+        publish(&own, folder.path());
+        let published = open(&folder, None).unwrap();
+        assert!(published.made(&described(own.name(), None)).unwrap(), "{own}");
+        assert!(!published.made(&described(other, None)).unwrap(), "{own}");
+    }
+}
+
+#[test]
 fn space_before_a_word_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let spaces = serde_json::json!({ "type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always", "split": true });
