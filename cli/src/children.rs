@@ -207,11 +207,7 @@ impl Children {
         // A library may have printed anything.
         let bytes = end_of(&log).unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);
-        let line = text
-            .lines()
-            .rev()
-            .find(|l| !l.trim().is_empty())
-            .unwrap_or("nothing");
+        let line = last_line(&text).unwrap_or("nothing");
         format!("{line} ({})", log.display())
     }
 
@@ -251,6 +247,26 @@ impl Children {
     }
 }
 
+/// The last line of a log that says something. Behind the message of a panic may be a backtrace, and the hint how to get one.
+fn last_line(log: &str) -> Option<&str> {
+    let (mut last, mut in_backtrace) = (None, false);
+    for line in log.lines().filter(|line| !line.trim().is_empty()) {
+        let is_hint = line.starts_with("note: ") && line.contains("RUST_BACKTRACE");
+        in_backtrace = line.eq_ignore_ascii_case("stack backtrace:") || in_backtrace && is_frame(line);
+        if !in_backtrace && !is_hint {
+            last = Some(line);
+        }
+    }
+    last
+}
+
+/// Whether a line of a backtrace is a frame (`  12: _start`) or its place (`at src/main.rs:3:5`).
+fn is_frame(line: &str) -> bool {
+    let line = line.trim_start();
+    let number = line.split_once(": ").map(|(number, _)| number);
+    line.starts_with("at ") || number.is_some_and(|number| number.parse::<u32>().is_ok())
+}
+
 /// The last [`LOG_END_BYTES`] of a file.
 fn end_of(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut file = File::open(path)?;
@@ -265,6 +281,28 @@ fn end_of(path: &Path) -> std::io::Result<Vec<u8>> {
 mod tests {
     use super::*;
     use std::os::unix::fs::FileExt as _;
+
+    #[test]
+    fn the_last_line_of_a_log_is_none_of_a_backtrace() {
+        let why = "varuna-worker: --device: no CUDA here";
+        assert_eq!(last_line(&format!("INFO attached\n{why}\n\n")), Some(why));
+        let frames = "   0: rust_begin_unwind\n             at /rustc/library/std/src/panicking.rs:697:5\n  12: _start\n";
+        let hint = "note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace";
+        let details =
+            "note: Some details are omitted, run with `RUST_BACKTRACE=full` for a verbose backtrace.";
+        for behind in [
+            hint.to_owned(),
+            format!("stack backtrace:\n{frames}{details}"),
+            format!("\nStack backtrace:\n{frames}"),
+        ] {
+            let log = format!("thread 'main' panicked at src/main.rs:3:5:\nindex out of bounds\n{behind}\n");
+            assert_eq!(last_line(&log), Some("index out of bounds"), "{log}");
+        }
+        // Outside a backtrace it is a line like any other.
+        assert_eq!(last_line("a\n  12: b\n"), Some("  12: b"));
+        assert_eq!(last_line("stack backtrace:\n   0: main\nafter\n"), Some("after"));
+        assert_eq!(last_line(" \n"), None);
+    }
 
     #[test]
     fn only_the_end_of_a_long_log_is_read() {

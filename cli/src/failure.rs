@@ -12,6 +12,9 @@ pub(crate) enum Failure {
     /// The user's input cannot be used.
     #[error("{0}")]
     Input(String),
+    /// The user's input cannot be used. The worker program has printed the reason, and nothing more is to be said.
+    #[error("the worker program has printed the reason")]
+    Reported,
     /// A run folder or a port is in use.
     #[error("{0}")]
     Busy(String),
@@ -33,7 +36,7 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Failure::Internal(_) => 1,
-            Failure::Input(_) => 2,
+            Failure::Input(_) | Failure::Reported => 2,
             Failure::Busy(_) => 3,
             Failure::StateLost(_) => 4,
             Failure::Diverged(_) => 5,

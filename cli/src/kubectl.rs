@@ -9,7 +9,6 @@ mod text;
 use crate::coordinator::runtime;
 use crate::failure::Failure;
 use crate::io::{print, print_line};
-use crate::remote::with_causes;
 use clap::{Parser, Subcommand};
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::jiff::Timestamp;
@@ -22,6 +21,7 @@ use std::time::Duration;
 use text::{JobEvent, JobView};
 use varuna_api::JobPhase;
 use varuna_api::crd::{SAVE_AT, Status, api_resource};
+use varuna_wire::with_causes;
 
 /// Events of a job that are asked for at a time.
 const EVENTS_PER_PAGE: u32 = 500;

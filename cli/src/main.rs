@@ -129,7 +129,9 @@ fn report(program: &str, result: Result<(), Failure>) -> ExitCode {
     match result.and_then(|()| io::check_printed()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            io::warn(&format!("{program}: {failure}"));
+            if !matches!(failure, Failure::Reported) {
+                io::warn(&format!("{program}: {failure}"));
+            }
             failure.exit_code()
         }
     }

@@ -66,7 +66,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if !done.status.success() {
         return Err(match done.status.code() {
             // The worker has printed the reason.
-            Some(1 | 2) => Failure::Input("the measurement failed; see above".into()),
+            Some(1 | 2) => Failure::Reported,
             _ => Failure::Internal(format!("the measurement ended: {}", done.status)),
         });
     }

@@ -4,13 +4,13 @@ use crate::coordinator::runtime;
 use crate::failure::Failure;
 use crate::io::{print, print_json, print_line};
 use crate::utc::utc;
-use std::error::Error;
+use std::error::Error as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use varuna_coordinator::RunMode;
 use varuna_run_folder::{Contact, ReadError, RunFiles, RunStatus, WorkerStatus};
-use varuna_wire::is_refusal;
 use varuna_wire::v1::{ScaleRequest, StatusRequest};
+use varuna_wire::{is_refusal, with_causes};
 
 /// How long a coordinator may take to answer: one that hangs in its file system still keeps its connections. Starting a worker takes
 /// milliseconds.
@@ -96,19 +96,6 @@ pub(crate) async fn status_of(contact: &Contact) -> Result<RunStatus, Failure> {
         ))
     })?;
     varuna_wire::status::from_wire(reply.into_inner()).map_err(|e| Failure::Internal(format!("status: {e}")))
-}
-
-/// What an error says, and what its causes say that it does not.
-pub(crate) fn with_causes(said: &str, mut cause: Option<&(dyn Error + 'static)>) -> String {
-    let mut text = said.to_owned();
-    while let Some(error) = cause {
-        let said = error.to_string();
-        if !text.contains(&said) {
-            text = format!("{text}: {said}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 pub(crate) fn scale(arguments: &ScaleArguments) -> Result<(), Failure> {
@@ -276,22 +263,6 @@ mod tests {
         for ended in [RunMode::Done, RunMode::Stopped, RunMode::Ended] {
             assert_eq!(said(ended), None);
         }
-    }
-
-    #[test]
-    fn an_error_is_told_with_its_causes_and_none_of_them_twice() {
-        #[derive(Debug, thiserror::Error)]
-        #[error("{0}")]
-        struct TestError(&'static str, #[source] Option<Box<TestError>>);
-        let cause = TestError("cannot connect", Some(Box::new(TestError("refused", None))));
-        assert_eq!(
-            with_causes("transport error", Some(&cause)),
-            "transport error: cannot connect: refused"
-        );
-        assert_eq!(
-            with_causes("cannot connect: refused", Some(&cause)),
-            "cannot connect: refused"
-        );
     }
 
     #[test]

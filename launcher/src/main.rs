@@ -56,7 +56,13 @@ fn device(word: &str) -> Result<WorkerDevice, String> {
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<ExitCode> {
+async fn main() -> ExitCode {
+    launch()
+        .await
+        .unwrap_or_else(|error| varuna_wire::report_failure("varuna-launcher", &*error))
+}
+
+async fn launch() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     tracing_subscriber::fmt()
         // By default a log line that cannot be written is reported with eprintln!, which panics if standard error is closed or its disk full.

@@ -35,6 +35,21 @@ fn a_device_that_is_not_there_ends_the_worker_with_the_reason() {
 }
 
 #[test]
+fn the_reason_of_a_failure_is_the_last_line() {
+    let ended = Command::new(env!("CARGO_BIN_EXE_varuna-worker"))
+        .args(["--coordinator", "127.0.0.1:1", "--device", "cuda:9999"])
+        .env("RUST_BACKTRACE", "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8(ended.stderr).unwrap();
+    let last = said.lines().last().unwrap();
+    assert!(
+        last.starts_with("varuna-worker: --device: device cuda:9999: "),
+        "{said}"
+    );
+}
+
+#[test]
 fn unreachable_worker_ends_before_it_attaches() {
     // An address that is reserved for documentation: if the worker tried to connect to it, it would try for ever.
     let (code, said) = ended_with(&["--coordinator", "192.0.2.1:7070", "--device", "cpu"]);

@@ -3,13 +3,15 @@
 //!
 //! Messages from the wire are external data: each is checked once, here, with errors that name the field. Other crates use only the
 //! service's client, server and requests from the generated code. This crate decides nothing. It also has the rules of both kinds of
-//! listeners for peers that have not proven themselves ([`UnauthenticatedConnections`]).
+//! listeners for peers that have not proven themselves ([`UnauthenticatedConnections`]), and the form in which the programs that speak the
+//! protocol tell why they failed ([`report_failure`]).
 
 pub mod address;
 pub mod client;
 pub mod down;
 mod encoded_plans;
 pub mod error;
+mod failure;
 mod hello;
 pub mod metrics;
 mod plan;
@@ -36,6 +38,7 @@ pub use client::{Client, SERVER_NAME, connect, is_refusal, shown_token};
 pub use down::{Downward, Welcome};
 pub use encoded_plans::EncodedPlans;
 pub use error::WireError;
+pub use failure::{report_failure, with_causes};
 pub use hello::Hello;
 pub use metrics::{SegmentTimes, StepMetrics};
 pub use process_host::process_host;

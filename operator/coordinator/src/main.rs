@@ -5,12 +5,13 @@ use clap::Parser;
 use kube::{Client, Config};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use varuna_cluster_coordinator::connection::bounded;
 use varuna_cluster_coordinator::run::{Configuration, run};
 use varuna_coordinator::Identity;
 use varuna_metrics::receiver::Receiver;
 use varuna_wire::address::any_beside;
-use varuna_wire::program_version;
+use varuna_wire::{program_version, report_failure};
 
 /// Where workers and the operator expect it.
 const PORT: u16 = 7070;
@@ -53,7 +54,14 @@ struct Arguments {
 }
 
 #[tokio::main(worker_threads = 2)]
-async fn main() -> Result<()> {
+async fn main() -> ExitCode {
+    match coordinate().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => report_failure("varuna-coordinator", &*error),
+    }
+}
+
+async fn coordinate() -> Result<()> {
     let arguments = Arguments::parse();
     tracing_subscriber::fmt()
         .json()

@@ -2,6 +2,7 @@
 //! runs are tested with it (`tests/processes/nccl.rs`): `varuna run --worker THIS`. The worker that `VARUNA_APART_WITHOUT_NCCL` names has a
 //! driver only.
 
+use std::process::ExitCode;
 use varuna_cuda::{Libraries, LoadError};
 use varuna_torch::{Device, DeviceChoice, DeviceError};
 use varuna_worker::backend::Platform;
@@ -30,6 +31,9 @@ fn libraries() -> Result<Libraries, LoadError> {
     }
 }
 
-fn main() -> anyhow::Result<()> {
-    varuna_worker::program::run(Platform { device, libraries })
+fn main() -> ExitCode {
+    match varuna_worker::program::run(Platform { device, libraries }) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => varuna_wire::report_failure("worker_separate_memory", &*error),
+    }
 }
