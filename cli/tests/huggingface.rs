@@ -15,6 +15,10 @@ use varuna_model::{
 };
 use varuna_plan::{StateId, Unit};
 
+/// A tokenizer of somebody's own.
+const TOKENIZER: &str =
+    r#"{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"<unk>": 0}, "unk_token": "<unk>"}}"#;
+
 fn model() -> Transformer {
     Transformer {
         layers: 2,
@@ -77,7 +81,7 @@ fn published(folder: &Path, model: &Transformer) -> Vec<u8> {
     std::fs::create_dir(folder).unwrap();
     std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
     std::fs::write(folder.join("model.safetensors"), &tensors).unwrap();
-    std::fs::write(folder.join("tokenizer.json"), "{\"their\": \"own\"}").unwrap();
+    std::fs::write(folder.join("tokenizer.json"), TOKENIZER).unwrap();
     std::fs::write(folder.join("notes.txt"), "of somebody").unwrap();
     tensors
 }
@@ -135,7 +139,7 @@ fn import_exports_with_tokenizer_in_any_format_and_file_count() {
     assert_eq!(std::fs::read(whole.join("model.safetensors")).unwrap(), tensors);
     assert_eq!(
         std::fs::read_to_string(whole.join("tokenizer.json")).unwrap(),
-        "{\"their\": \"own\"}"
+        TOKENIZER
     );
     let config = json_of(whole.join("config.json"));
     assert_eq!(
@@ -214,7 +218,7 @@ fn job_from_an_import_exports_its_tokenizer_end_and_length() {
         varuna(&["checkpoint", "export", &path(&format!("store/{job}")), &path(job)]);
         let out = PathBuf::from(path(job));
         let tokenizer = std::fs::read_to_string(out.join("tokenizer.json")).unwrap();
-        assert_eq!(tokenizer, "{\"their\": \"own\"}");
+        assert_eq!(tokenizer, TOKENIZER);
         let config = json_of(out.join("config.json"));
         let said = |field: &str| config[field].as_u64().unwrap();
         assert_eq!(said("eos_token_id"), 3, "{config}");
@@ -397,6 +401,27 @@ fn an_import_for_a_name_that_no_job_can_have_is_refused() {
         );
         assert!(!temp.path().join("store").exists(), "nothing was written");
     }
+}
+
+#[test]
+fn an_import_of_another_model_or_a_broken_tokenizer_is_refused() {
+    let temp = TempDir::new().unwrap();
+    let path = |name: &str| temp.path().join(name);
+    published(&path("in"), &model());
+    let refused = |part: &str| {
+        let output = import(&temp, "in", "j");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(part), "{said}");
+        assert!(!path("store/j").exists(), "nothing was written");
+    };
+    std::fs::write(path("in/tokenizer.json"), "{}").unwrap();
+    refused("in/tokenizer.json: tokenizer: ");
+    std::fs::write(path("in/tokenizer.json"), TOKENIZER).unwrap();
+    let mut config = json_of(path("in/config.json"));
+    config["n_layer"] = json!(1);
+    std::fs::write(path("in/config.json"), config.to_string()).unwrap();
+    refused("of its tensors are not of the model that config.json describes, such as transformer.h.1.");
 }
 
 #[test]

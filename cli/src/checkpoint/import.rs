@@ -12,12 +12,16 @@ use std::path::Path;
 use varuna_api::{DNS_LABEL, is_label};
 use varuna_checkpoint::huggingface::{self, Content, HuggingFaceError, INDEX, Import, LocalFile, WHOLE};
 use varuna_checkpoint::{
-    Facts, Location, PUBLISHED_FILE_BYTES_MAX, PUBLISHED_FILES, RateLimit, Store, folder_name,
+    CheckpointError, Facts, Location, PUBLISHED_FILE_BYTES_MAX, PUBLISHED_FILES, RateLimit, Store,
+    folder_name, unit_name,
 };
+use varuna_dataset::Tokenizer;
 use varuna_model::{Family, Positions, Transformer};
 use varuna_plan::StateId;
 use varuna_plan::state::Chain;
 
+/// What says all of a tokenizer.
+const TOKENIZER: &str = "tokenizer.json";
 /// What is read of a file at once for its digest.
 const PIECE_BYTES: usize = 4 << 20;
 
@@ -32,6 +36,7 @@ pub(super) async fn import(location: &Location, folder: &Path, job: &str) -> Res
     let (_, model) =
         Family::read(&config).map_err(|e| Failure::Input(format!("{}: {e}", folder.display())))?;
     let import = Import::new(&model, files(folder)?).map_err(|e| unusable(folder, &e))?;
+    check_tokenizer(folder)?;
     let store = store(location, &model, job);
     let listed = store.location().list().await?;
     let taken = || Failure::Input(format!("job {job} already has checkpoints in this location"));
@@ -62,6 +67,15 @@ fn document(folder: &Path, name: &str) -> Result<Value, Failure> {
     serde_json::from_slice(&content).map_err(|e| Failure::Input(format!("{}/{name}: {e}", folder.display())))
 }
 
+/// Refuses a tokenizer that no later command could read.
+fn check_tokenizer(folder: &Path) -> Result<(), Failure> {
+    let path = folder.join(TOKENIZER);
+    match path.is_file() {
+        true => Tokenizer::check_file(&path).map_err(|e| Failure::Input(e.to_string())),
+        false => Ok(()),
+    }
+}
+
 /// The files of the folder's tensors, opened.
 fn files(folder: &Path) -> Result<Vec<LocalFile>, Failure> {
     // Large models come in several files, with a table.
@@ -78,6 +92,7 @@ fn files(folder: &Path) -> Result<Vec<LocalFile>, Failure> {
 fn unusable(folder: &Path, error: &HuggingFaceError) -> Failure {
     Failure::Input(match error {
         HuggingFaceError::Read(error) => error.to_string(),
+        HuggingFaceError::NamedFile { .. } => error.to_string(),
         other => format!("{}: {other}", folder.display()),
     })
 }
@@ -122,7 +137,9 @@ async fn write<C: Content>(
         let (unit, shard) = made.map_err(|e| unusable(folder, &e))?;
         let file = shard.into_file()?;
         let bytes = file.bytes();
-        store.put_shard(id, unit, file, &RateLimit::default()).await?;
+        let written = store.put_shard(id, unit, file, &RateLimit::default()).await;
+        let name = unit_name(import.model().layout(), unit);
+        written.map_err(|e| unwritten(&format!("{}/{name}.safetensors", folder_name(id)), &e))?;
         bar.add(bytes);
     }
     drop(bar);
@@ -134,6 +151,13 @@ async fn write<C: Content>(
         )));
     }
     Ok(())
+}
+
+/// Why a file of the job's checkpoints cannot be written, such as a full disk.
+fn unwritten(file: &str, error: &CheckpointError) -> Failure {
+    Failure::Input(format!(
+        "cannot write {file} in the job's checkpoint location: {error}"
+    ))
 }
 
 /// What a job file has to say to go on from an import.
@@ -182,7 +206,8 @@ async fn keep_published(location: &Location, folder: &Path) -> Result<(), Failur
         }
         let content = std::fs::read(&path)
             .map_err(|e| Failure::Input(format!("cannot read {}: {e}", path.display())))?;
-        location.put_published(name, content).await?;
+        let written = location.put_published(name, content).await;
+        written.map_err(|e| unwritten(&format!("published/{name}"), &e))?;
     }
     Ok(())
 }
@@ -194,7 +219,7 @@ mod tests {
     use std::cell::{Cell, RefCell};
     use std::io;
     use std::path::PathBuf;
-    use varuna_checkpoint::{Shard, ShardTensor, unit_name};
+    use varuna_checkpoint::{Shard, ShardTensor};
     use varuna_model::{Unit, gpt2};
 
     /// A file in memory that records, for each read, the number of shards in a folder; after some reads it fails.

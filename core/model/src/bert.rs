@@ -140,6 +140,21 @@ pub(crate) fn from_config(config: &Value) -> Result<Transformer, ConfigError> {
 /// Kinds of tokens.
 const TYPES: std::ops::RangeInclusive<u32> = 1..=1024;
 
+/// Whether a tensor is none of the model's and may be there: numbers of positions and types, the parts of other tasks, and the names of a tied head
+/// and its bias beside those that are read.
+pub(crate) fn leaves_out(tensor: &str) -> bool {
+    let buffers = ["bert.embeddings.position_ids", "bert.embeddings.token_type_ids"];
+    let head = [
+        "cls.predictions.bias",
+        "cls.predictions.decoder.weight",
+        "cls.predictions.decoder.bias",
+    ];
+    buffers.contains(&tensor)
+        || head.contains(&tensor)
+        || tensor.starts_with("bert.pooler.")
+        || tensor.starts_with("cls.seq_relationship.")
+}
+
 /// The tensors that a unit's parameter is published as, in a `BertForMaskedLM`.
 pub(crate) fn tensors(model: &Transformer, unit: Unit, parameter: &Parameter) -> Vec<Published> {
     let rows = parameter.shape.first().copied().unwrap_or(0);

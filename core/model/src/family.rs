@@ -81,6 +81,17 @@ impl Family {
         }
     }
 
+    /// Whether a published file may have this tensor beside those of the model: a constant that older libraries stored, a head that is tied to the
+    /// table of tokens, or a part that is not trained here (the pooler and the next-sentence head of a BERT).
+    #[must_use]
+    pub fn leaves_out(self, tensor: &str) -> bool {
+        match self {
+            Family::Gpt2 => gpt2::leaves_out(tensor),
+            Family::Llama | Family::Qwen3 => llama3::leaves_out(tensor),
+            Family::Bert => bert::leaves_out(tensor),
+        }
+    }
+
     /// The tensors that a unit's parameter is published as: its rows in order.
     #[must_use]
     pub fn tensors(self, model: &Transformer, unit: Unit, parameter: &Parameter) -> Vec<Published> {

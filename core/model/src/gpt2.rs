@@ -80,6 +80,16 @@ pub(crate) fn tensor(model: &Transformer, unit: Unit, parameter: &Parameter) -> 
     }
 }
 
+/// Whether a tensor is none of the model's and may be there: the masks of attention, and a head that is tied.
+pub(crate) fn leaves_out(tensor: &str) -> bool {
+    let name = tensor.strip_prefix("transformer.").unwrap_or(tensor);
+    let in_block = || {
+        let (layer, rest) = name.strip_prefix("h.")?.split_once('.')?;
+        layer.parse::<u32>().ok().map(|_| rest)
+    };
+    name == head::TABLE || matches!(in_block(), Some("attn.bias" | "attn.masked_bias"))
+}
+
 /// `config.json` of a model; `end` is the token that ends a document.
 pub(crate) fn config(model: &Transformer, end: u32) -> Value {
     json!({

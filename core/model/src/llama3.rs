@@ -307,6 +307,11 @@ fn rotary(config: &Value) -> Result<Rotary, ConfigError> {
     })
 }
 
+/// Whether a tensor is none of the model's and may be there: the frequencies of rotary positions, and a head that is tied.
+pub(crate) fn leaves_out(tensor: &str) -> bool {
+    tensor == "lm_head.weight" || tensor.ends_with("rotary_emb.inv_freq")
+}
+
 /// The tensors that a unit's parameter is published as, in a Llama or a Qwen 3.
 pub(crate) fn tensors(model: &Transformer, unit: Unit, parameter: &Parameter) -> Vec<Published> {
     let rows = parameter.shape.first().copied().unwrap_or(0);

@@ -32,6 +32,17 @@ pub enum HuggingFaceError {
         /// What is wrong with it.
         why: String,
     },
+    /// The files have tensors that the model does not have: another model, or another size of it.
+    #[error(
+        "{count} of its tensors are not of the model that config.json describes, such as {first}: allowed are the model's own, and what the library \
+         stores beside them (masks, position ids, rotary frequencies, a tied head)"
+    )]
+    NotOfModel {
+        /// Number of such tensors.
+        count: usize,
+        /// Name of the first one.
+        first: String,
+    },
     /// A file cannot be read.
     #[error(transparent)]
     Read(#[from] std::io::Error),
@@ -46,6 +57,14 @@ pub enum HuggingFaceError {
     /// A file is no safetensors.
     #[error("safetensors: {0}")]
     File(#[from] safetensors::SafeTensorError),
+    /// A file of this machine is no safetensors, or not all of one.
+    #[error("{} is no whole safetensors file: {source}", path.display())]
+    NamedFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: safetensors::SafeTensorError,
+    },
     /// The model has no published format.
     #[error(transparent)]
     Family(#[from] ConfigError),

@@ -70,6 +70,14 @@ impl Tokenizer {
         Tokenizer::of_dataset(&description, &sidecar, end_of_document)
     }
 
+    /// Checks that a file is a `tokenizer.json`, whatever token ends its documents.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is none.
+    pub fn check_file(path: &Path) -> Result<(), DataError> {
+        file::check(path)
+    }
+
     /// The tokenizer with which a job's datasets were built. None if a dataset has no description, or if they were built with different
     /// tokenizers.
     ///

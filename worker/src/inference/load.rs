@@ -4,7 +4,7 @@ use super::trained::TrainedModel;
 use crate::ablation::Ablations;
 use crate::backend::{Backend, Platform};
 use crate::model::attention_shape;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs::DirBuilder;
@@ -184,7 +184,9 @@ fn tokenizer_in(folder: &Path, files: &[(String, Vec<u8>)]) -> Result<Tokenizer>
     }
     let name = folder.to_str();
     let name = name.with_context(|| format!("the path {} is no UTF-8", folder.display()))?;
-    Ok(Tokenizer::open(name, None)?)
+    let opened = Tokenizer::open(name, None);
+    // Nobody else knows the temporary folder, which is gone when this is read.
+    opened.map_err(|error| anyhow!("{}", error.to_string().replace(name, "published")))
 }
 
 /// The parameters of a unit, without the moments, which lie behind them.
@@ -444,6 +446,8 @@ mod tests {
             why.to_string().contains("--tokenizer and --data name another"),
             "{why}"
         );
+        let why = format!("{why:#}");
+        assert!(why.contains("cannot read published/tokenizer.json: "), "{why}");
     }
 
     #[test]

@@ -15,6 +15,11 @@ pub trait Content {
     /// # Errors
     /// The content cannot be read, or is too short.
     fn read_into(&self, start: u64, out: &mut [u8]) -> io::Result<()>;
+
+    /// Where it is stored, if that is a file of this machine.
+    fn path(&self) -> Option<&Path> {
+        None
+    }
 }
 
 impl Content for &[u8] {
@@ -62,6 +67,10 @@ impl Content for LocalFile {
     fn read_into(&self, start: u64, out: &mut [u8]) -> io::Result<()> {
         let read = self.file.read_exact_at(out, start);
         read.map_err(|e| cannot_read(&self.path, &e))
+    }
+
+    fn path(&self) -> Option<&Path> {
+        Some(&self.path)
     }
 }
 

@@ -10,7 +10,7 @@ use crate::shard::{Shard, ShardTensor};
 use half::f16;
 use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorInfo};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use varuna_model::{Family, Parameter, Published, Transformer};
 use varuna_plan::{StateId, Unit};
 
@@ -89,6 +89,8 @@ struct Tensor {
 
 /// A tensor whose elements are some rows of one of our parameters.
 struct Source<'a> {
+    /// Its name in the file.
+    name: &'a str,
     tensor: &'a Tensor,
     elements: Elements,
     /// Rows and columns of the file's tensor, if our rows are its columns.
@@ -103,17 +105,17 @@ impl Source<'_> {
 }
 
 impl<'a, C: Content> Import<'a, C> {
-    /// Prepares the import of a model from safetensors files. It reads only their headers. Tensors that the model does not have are
-    /// ignored.
+    /// Prepares the import of a model from safetensors files. It reads only their headers. Tensors that the family
+    /// [leaves out](Family::leaves_out) are ignored.
     ///
     /// # Errors
-    /// The model has no published format; a file cannot be read, or is no safetensors file; or a tensor is missing, has another shape, or a
-    /// format other than F32, F16 and BF16.
+    /// The model has no published format; a file cannot be read, or is no safetensors file; a tensor is missing, has another shape, or a
+    /// format other than F32, F16 and BF16; or the files have other tensors.
     pub fn new(model: &'a Transformer, files: Vec<C>) -> Result<Import<'a, C>, HuggingFaceError> {
         let family = Family::of(model)?;
         let mut tensors = BTreeMap::new();
         for (file, content) in files.iter().enumerate() {
-            let (data_start, metadata) = header(content)?;
+            let (data_start, metadata) = header(content).map_err(|error| named(content, error))?;
             for (name, info) in metadata.tensors() {
                 let tensor = Tensor {
                     file,
@@ -130,10 +132,27 @@ impl<'a, C: Content> Import<'a, C> {
             tensors,
             piece_bytes: PIECE_BYTES,
         };
-        for unit in model.layout().all_units() {
-            import.sources(unit, &model.parameters(unit))?;
-        }
+        import.check_tensors()?;
         Ok(import)
+    }
+
+    /// Checks that the files have the model's tensors and, but for what may be left out, no others: a model would lose layers without a word if its
+    /// configuration named fewer than its files have.
+    fn check_tensors(&self) -> Result<(), HuggingFaceError> {
+        let mut used = BTreeSet::new();
+        for unit in self.model.layout().all_units() {
+            let sources = self.sources(unit, &self.model.parameters(unit))?;
+            used.extend(sources.iter().map(|source| source.name));
+        }
+        let names = self.tensors.keys().map(String::as_str);
+        let mut others = names.filter(|name| !used.contains(name) && !self.family.leaves_out(name));
+        let Some(first) = others.next() else {
+            return Ok(());
+        };
+        Err(HuggingFaceError::NotOfModel {
+            count: 1 + others.count(),
+            first: first.to_owned(),
+        })
     }
 
     /// The files, in their order.
@@ -205,7 +224,7 @@ impl<'a, C: Content> Import<'a, C> {
             why,
         };
         let tensor = self.named(&part.name);
-        let tensor = tensor.ok_or_else(|| wrong("it is missing".into()))?;
+        let (name, tensor) = tensor.ok_or_else(|| wrong("it is missing".into()))?;
         let mut theirs = shape;
         if part.transposed {
             theirs.reverse();
@@ -225,22 +244,27 @@ impl<'a, C: Content> Import<'a, C> {
             _ => None,
         };
         Ok(Source {
+            name,
             tensor,
             elements,
             transposed,
         })
     }
 
-    /// The tensor of this name. The oldest files omit the prefix `transformer.` in the names of a GPT-2, and in those of a BERT the weight
+    /// The tensor of this name, and what the file calls it. The oldest files omit the prefix `transformer.` in the names of a GPT-2, and in those of a BERT the weight
     /// and bias of a norm are called `gamma` and `beta`.
-    fn named(&self, name: &str) -> Option<&Tensor> {
+    fn named(&self, name: &str) -> Option<(&str, &Tensor)> {
+        let get = |name: &str| {
+            let (name, tensor) = self.tensors.get_key_value(name)?;
+            Some((name.as_str(), tensor))
+        };
         let short = name.strip_prefix("transformer.").unwrap_or(name);
         let of_norm = |kind: &str, old: &str| {
             let norm = name.strip_suffix(kind)?.strip_suffix("LayerNorm.")?;
-            self.tensors.get(&format!("{norm}LayerNorm.{old}"))
+            get(&format!("{norm}LayerNorm.{old}"))
         };
-        let found = self.tensors.get(name).or_else(|| self.tensors.get(short));
-        found
+        get(name)
+            .or_else(|| get(short))
             .or_else(|| of_norm("weight", "gamma"))
             .or_else(|| of_norm("bias", "beta"))
     }
@@ -248,6 +272,7 @@ impl<'a, C: Content> Import<'a, C> {
     /// Reads all elements of a tensor into their places in ours, a piece of the file at a time.
     fn read(&self, source: &Source<'_>, out: &mut [f32]) -> Result<(), HuggingFaceError> {
         let Source {
+            name: _,
             tensor,
             elements,
             transposed,
@@ -271,6 +296,17 @@ impl<'a, C: Content> Import<'a, C> {
             left -= bytes;
         }
         Ok(())
+    }
+}
+
+/// An error of a file's header, with the file: a folder has many.
+fn named(content: &impl Content, error: HuggingFaceError) -> HuggingFaceError {
+    match (error, content.path()) {
+        (HuggingFaceError::File(source), Some(path)) => HuggingFaceError::NamedFile {
+            path: path.to_owned(),
+            source,
+        },
+        (error, _) => error,
     }
 }
 

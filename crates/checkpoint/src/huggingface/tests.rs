@@ -457,6 +457,89 @@ fn a_folder_of_another_model_is_refused_by_its_headers_alone() {
     );
 }
 
+/// The same file with more tensors.
+fn with_more(file: &[u8], names: &[&str]) -> Vec<u8> {
+    let read = SafeTensors::deserialize(file).unwrap();
+    let tensors = read.tensors();
+    let (_, any) = &tensors[0];
+    let more = names.iter().map(|name| ((*name).to_owned(), any.clone()));
+    serialize(tensors.iter().cloned().chain(more), None).unwrap()
+}
+
+#[test]
+fn tensors_that_the_model_does_not_have_are_refused() {
+    let model = small_of("llama-tiny");
+    let whole = export(&model, &counting(&model)).unwrap();
+    let shallower = Transformer {
+        layers: 1,
+        ..model.clone()
+    };
+    let why = import(&shallower, StateId::INITIAL, &[&whole])
+        .unwrap_err()
+        .to_string();
+    // Four of the attention, three of the MLP, two norms.
+    assert!(
+        why.starts_with("9 of its tensors are not of the model")
+            && why.contains("such as model.layers.1.input_layernorm.weight"),
+        "{why}"
+    );
+    let biased = with_more(&whole, &["model.layers.0.self_attn.q_proj.bias"]);
+    let why = import(&model, StateId::INITIAL, &[&biased])
+        .unwrap_err()
+        .to_string();
+    assert!(why.starts_with("1 of its tensors"), "{why}");
+}
+
+#[test]
+fn constants_and_parts_that_are_not_trained_are_left_out() {
+    let bert = Transformer {
+        features: presets::preset("bert-tiny").unwrap().features,
+        ..small(true)
+    };
+    let gpt2 = &[
+        "lm_head.weight",
+        "transformer.h.1.attn.bias",
+        "h.0.attn.masked_bias",
+    ][..];
+    let llama = &[
+        "model.layers.1.self_attn.rotary_emb.inv_freq",
+        "model.rotary_emb.inv_freq",
+    ][..];
+    let of_bert = &[
+        "bert.embeddings.position_ids",
+        "bert.pooler.dense.weight",
+        "cls.seq_relationship.bias",
+        "cls.predictions.decoder.weight",
+        "cls.predictions.decoder.bias",
+    ][..];
+    for (model, names) in [
+        (small(true), gpt2),
+        (small_of("llama-tiny"), llama),
+        (bert, of_bert),
+    ] {
+        let shards = counting(&model);
+        let file = with_more(&export(&model, &shards).unwrap(), names);
+        assert_eq!(import(&model, StateId::INITIAL, &[&file]).unwrap(), shards);
+        // Such a name elsewhere is that of a parameter.
+        let file = with_more(&file, &["transformer.attn.bias"]);
+        assert!(import(&model, StateId::INITIAL, &[&file]).is_err());
+    }
+}
+
+#[test]
+fn a_cut_file_among_several_is_named() {
+    let model = small_of("llama-tiny");
+    let whole = export(&model, &counting(&model)).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let paths = ["model-00001.safetensors", "model-00002.safetensors"].map(|name| folder.path().join(name));
+    std::fs::write(&paths[0], &whole).unwrap();
+    std::fs::write(&paths[1], &whole[..whole.len() - 1]).unwrap();
+    let files: Vec<LocalFile> = paths.iter().map(|path| LocalFile::open(path).unwrap()).collect();
+    let why = Import::new(&model, files).err().unwrap().to_string();
+    let cut = format!("{} is no whole safetensors file: ", paths[1].display());
+    assert!(why.starts_with(&cut), "{why}");
+}
+
 /// The same file with a header that says that all numbers are integers.
 fn renumbered(file: &[u8]) -> Vec<u8> {
     let (length, _) = SafeTensors::read_metadata(file).unwrap();

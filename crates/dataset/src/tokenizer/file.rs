@@ -84,16 +84,10 @@ impl TokenizerFile {
         let not_there = || std::io::Error::from(ErrorKind::NotFound);
         let json = bounded(&store, path)?;
         let json = json.ok_or_else(|| DataError::io("open", path)(not_there()))?;
-        let bad = |error: tokenizers::Error| {
-            DataError::malformed(path, "tokenizer", error, "what the Hugging Face libraries write")
-        };
-        // The library panics on some malformed files.
-        let read = catch_unwind(|| Tokenizer::from_bytes(&json));
-        let failed = || bad("its reader has failed, as is said above".into());
-        let mut inner = read.map_err(|_| failed())?.map_err(bad)?;
+        let mut inner = parse(&json, path)?;
         // A training set contains whole texts, neither truncated nor padded.
         inner.with_padding(None);
-        inner.with_truncation(None).map_err(bad)?;
+        inner.with_truncation(None).map_err(|error| bad(path, error))?;
         inner.set_encode_special_tokens(true);
         if let ModelWrapper::BPE(model) = inner.get_model()
             && let Some(dropout) = model.dropout.filter(|dropout| *dropout > 0.0)
@@ -124,7 +118,7 @@ impl TokenizerFile {
         let end = end_of_document(&inner, (&store, path), &files, end)?;
         let begin = named(&inner, &files, "bos_token").map(|(_, id)| id);
         // It tokenizes two short texts.
-        let words = catch_unwind(AssertUnwindSafe(|| Words::of(&inner))).map_err(|_| failed())?;
+        let words = catch_unwind(AssertUnwindSafe(|| Words::of(&inner))).map_err(|_| failed(path))?;
         Ok(TokenizerFile {
             inner,
             words,
@@ -253,6 +247,28 @@ impl FileDecoder<'_> {
         let text = self.0.step(token).ok().flatten();
         text.map_or(Vec::new(), String::into_bytes)
     }
+}
+
+/// Checks that a file is a `tokenizer.json`.
+pub(super) fn check(path: &Path) -> Result<(), DataError> {
+    let json = bounded(&Files::default(), path)?;
+    let not_there = || DataError::io("open", path)(ErrorKind::NotFound.into());
+    parse(&json.ok_or_else(not_there)?, path).map(|_| ())
+}
+
+/// Reads the content of a `tokenizer.json`.
+fn parse(json: &[u8], path: &Path) -> Result<Tokenizer, DataError> {
+    // The library panics on some malformed files.
+    let read = catch_unwind(|| Tokenizer::from_bytes(json));
+    read.map_err(|_| failed(path))?.map_err(|error| bad(path, error))
+}
+
+fn bad(path: &Path, error: impl ToString) -> DataError {
+    DataError::malformed(path, "tokenizer", error, "what the Hugging Face libraries write")
+}
+
+fn failed(path: &Path) -> DataError {
+    bad(path, "its reader has failed, as is said above")
 }
 
 fn bounded(store: &Files, path: &Path) -> Result<Option<Vec<u8>>, DataError> {

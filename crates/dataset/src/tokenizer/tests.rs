@@ -304,11 +304,13 @@ fn space_before_a_word_is_kept() {
 fn what_is_no_tokenizer_is_refused_by_name() {
     let folder = words(&[]);
     let path = folder.path().join("tokenizer.json");
+    assert!(Tokenizer::check_file(&path).is_ok());
     // The library panics at the second one.
     for malformed in ["{}", "{\"decoder\":"] {
         std::fs::write(&path, malformed).unwrap();
         let error = open(&folder, None).unwrap_err().to_string();
         assert!(error.contains("tokenizer.json: tokenizer: "), "{error}");
+        assert!(Tokenizer::check_file(&path).is_err());
     }
 }
 
