@@ -1,10 +1,13 @@
 //! `varuna checkpoint export`: converts a checkpoint into a folder that the Hugging Face libraries load. A checkpoint of a user-defined
 //! model becomes a file of tensors under the model's own names.
 
+mod partial;
+
 use super::{choose, expect_not_given_up};
 use crate::bar::Bar;
 use crate::failure::Failure;
 use crate::io::{print_line, to_json, warn, write};
+use partial::Partial;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use varuna_api::quantity;
@@ -67,6 +70,13 @@ fn size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| "allowed is an amount such as 5GB, 500M or 2Gi".to_owned())
 }
 
+/// Where an export is written, and how.
+#[derive(Clone, Copy)]
+struct Destination<'a> {
+    folder: &'a Path,
+    arguments: &'a Arguments,
+}
+
 /// Files beside the tensors.
 struct AdditionalFiles {
     config: Value,
@@ -100,19 +110,18 @@ pub(super) async fn export(arguments: &Arguments) -> Result<(), Failure> {
         }
         Model::Exported(_) => None,
     };
-    std::fs::create_dir_all(folder)
-        .map_err(|e| Failure::Input(format!("cannot create {}: {e}", folder.display())))?;
-    let written = match (&model, additional_files) {
-        (Model::Transformer(model), Some(additional_files)) => {
-            write_all(&location, &manifest, model, arguments, additional_files).await
-        }
-        _ => write_own(&location, &manifest, arguments).await,
+    let partial = Partial::create(folder)?;
+    let to = Destination {
+        folder: &partial.path,
+        arguments,
     };
-    if written.is_err() {
-        // Half an export would pass for a whole one. It may be that nothing was written.
-        let _ = std::fs::remove_dir_all(folder);
+    match (&model, additional_files) {
+        (Model::Transformer(model), Some(additional_files)) => {
+            write_all(&location, &manifest, model, to, additional_files).await?;
+        }
+        _ => write_own(&location, &manifest, to).await?,
     }
-    written?;
+    partial.rename(folder)?;
     print_line(&format!(
         "{}: step {} of {}",
         folder.display(),
@@ -126,11 +135,11 @@ async fn write_all(
     location: &Location,
     manifest: &Manifest,
     model: &Transformer,
-    arguments: &Arguments,
+    to: Destination<'_>,
     additional_files: AdditionalFiles,
 ) -> Result<(), Failure> {
-    let folder: &Path = &arguments.folder;
-    write_tensors(location, manifest, model, arguments).await?;
+    let folder = to.folder;
+    write_tensors(location, manifest, model, to).await?;
     write(&folder.join(CONFIG), to_json(&additional_files.config)?)?;
     write(&folder.join(GENERATION), to_json(&additional_files.generation)?)?;
     for (name, content) in additional_files.others {
@@ -140,15 +149,15 @@ async fn write_all(
 }
 
 /// The tensors of a user-defined model, in one file.
-async fn write_own(location: &Location, manifest: &Manifest, arguments: &Arguments) -> Result<(), Failure> {
-    let mut export = OwnExport::new(arguments.dtype);
+async fn write_own(location: &Location, manifest: &Manifest, to: Destination<'_>) -> Result<(), Failure> {
+    let mut export = OwnExport::new(to.arguments.dtype);
     let bar = Bar::of_bytes("reading", manifest.shards.iter().map(|s| s.bytes).sum());
     let layout = manifest.layout.undivided();
     for unit in layout.all_units() {
         export.add(&location.load_unit(manifest, (layout, unit), || {}).await?);
         bar.add(bytes_of(manifest, unit));
     }
-    export.finish().write(&arguments.folder).map_err(failure)
+    export.finish().write(to.folder).map_err(failure)
 }
 
 /// An error of the folder's disk is the user's to correct.
@@ -173,9 +182,9 @@ async fn write_tensors(
     location: &Location,
     manifest: &Manifest,
     model: &Transformer,
-    arguments: &Arguments,
+    to: Destination<'_>,
 ) -> Result<(), Failure> {
-    let folder: &Path = &arguments.folder;
+    let Destination { folder, arguments } = to;
     let mut export = Export::new(model, arguments.dtype, arguments.max_shard_size).map_err(failure)?;
     let bar = Bar::of_bytes("reading", manifest.shards.iter().map(|s| s.bytes).sum());
     let layout = manifest.layout.undivided();
