@@ -1,11 +1,20 @@
 //! `varuna data`: builds datasets from texts and describes them.
 
 use crate::bar::Bar;
+use crate::coordinator::runtime;
 use crate::failure::Failure;
 use crate::io::{print_line, warn};
+use crate::signals::Interrupts;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::available_parallelism;
-use varuna_dataset::{Build, Built, DataError, Format, Split, Tokenizer, build, info, tokens};
+use tokio::runtime::Runtime;
+use varuna_dataset::{Build, Built, DataError, Format, Split, Tokenizer, build_while, info, tokens};
+
+/// Exit code of a command that the user has stopped.
+const STOPPED: i32 = 130;
 
 /// Build and inspect datasets in Megatron's format (a .bin file and an .idx file).
 #[derive(clap::Args)]
@@ -18,7 +27,8 @@ pub(crate) struct Arguments {
 enum Command {
     /// Build a dataset from text files.
     ///
-    /// Documents are written in the order of the files, so the result does not depend on the number of threads. See docs/guides/data.md.
+    /// Documents are written in the order of the files, so the result does not depend on the number of threads. Ctrl-C, SIGTERM and a closed
+    /// terminal stop the build, which removes its files. See docs/guides/data.md.
     Build(BuildArguments),
     /// Check a dataset and print its size, tokenizer and digest.
     Info {
@@ -157,10 +167,55 @@ fn build_datasets(arguments: &BuildArguments) -> Result<(), Failure> {
     // What cannot be read is named when its turn comes.
     let sizes = request.inputs.iter().filter_map(|path| path.metadata().ok());
     let bar = Bar::of_bytes("tokenizing", sizes.map(|file| file.len()).sum());
-    let built = build(&request, &mut |bytes| bar.add(bytes)).map_err(bad)?;
+    let stop = StopFlag::listen()?;
+    let built = build_while(&request, &mut |bytes| {
+        bar.add(bytes);
+        stop.state()
+    });
     drop(bar);
+    let built = built.map_err(|error| match error {
+        DataError::Stopped => Failure::Stopped,
+        other => bad(other),
+    })?;
     print_built(&built);
     Ok(())
+}
+
+/// Whether a signal has asked a build to end. It then removes its files, which may be as large as the dataset.
+struct StopFlag {
+    asked: Arc<AtomicBool>,
+    /// Waits for signals.
+    _runtime: Runtime,
+}
+
+impl StopFlag {
+    fn listen() -> Result<StopFlag, Failure> {
+        let runtime = runtime()?;
+        let asked = Arc::new(AtomicBool::new(false));
+        let mut interrupts = {
+            let _within = runtime.enter();
+            Interrupts::listen()?
+        };
+        let told = Arc::clone(&asked);
+        runtime.spawn(async move {
+            interrupts.next().await;
+            told.store(true, Ordering::Relaxed);
+            interrupts.at_once().await;
+            // It may wait for an input that never comes. The next build replaces what is left.
+            std::process::exit(STOPPED);
+        });
+        Ok(StopFlag {
+            asked,
+            _runtime: runtime,
+        })
+    }
+
+    fn state(&self) -> ControlFlow<()> {
+        match self.asked.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    }
 }
 
 fn print_built(built: &[Built]) {

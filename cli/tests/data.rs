@@ -2,8 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Builds a dataset in a folder. Returns the exit code and the text on standard error.
@@ -49,6 +52,35 @@ fn lines_that_were_left_out_are_counted_and_the_first_is_named() {
         said.contains("a.jsonl: line: 2: ") && said.contains("--skip-malformed N"),
         "{said}"
     );
+}
+
+#[test]
+fn an_interrupted_build_removes_its_files() {
+    let temp = TempDir::new().unwrap();
+    // Takes no room on the disk, and longer than any test to read.
+    let text = std::fs::File::create(temp.path().join("a.txt")).unwrap();
+    text.set_len(1 << 38).unwrap();
+    let mut build = Command::new(env!("CARGO_BIN_EXE_varuna"))
+        .args(["data", "build", "--tokenizer", "byte", "-o", "data", "a.txt"])
+        .current_dir(temp.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let partial = temp.path().join("data.bin.partial");
+    let length = || std::fs::metadata(&partial).map_or(0, |file| file.len());
+    let start = Instant::now();
+    while length() == 0 {
+        assert!(start.elapsed() < Duration::from_secs(60), "nothing is written");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    kill(Pid::from_raw(i32::try_from(build.id()).unwrap()), Signal::SIGINT).unwrap();
+    assert_eq!(build.wait().unwrap().code(), Some(130));
+    let left: Vec<_> = std::fs::read_dir(temp.path())
+        .unwrap()
+        .map(|file| file.unwrap().file_name())
+        .collect();
+    assert_eq!(left, ["a.txt"]);
 }
 
 #[test]

@@ -19,12 +19,13 @@ pub use split::Split;
 
 use crate::error::DataError;
 use crate::files::scheme;
-use crate::sidecar::Sidecar;
+use crate::sidecar::{Sidecar, WITHOUT_SUFFIX, has_suffix};
 use crate::tokenizer::Tokenizer;
 use encode::Encoding;
 use input::Input;
 use output::Outputs;
 use skipped::Skips;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 /// A request to build a dataset.
@@ -88,6 +89,20 @@ pub struct Built {
 /// An input cannot be read or tokenized, an output exists, either is no path of this machine, or a write fails. Existing files are then
 /// unchanged, except if a complete file cannot be renamed: then the dataset that was to be replaced has no index any more.
 pub fn build(request: &Build, progress: &mut dyn FnMut(u64)) -> Result<Vec<Built>, DataError> {
+    build_while(request, &mut |bytes| {
+        progress(bytes);
+        ControlFlow::Continue(())
+    })
+}
+
+/// Like [`build`], but `progress` may stop the build: then its files are removed.
+///
+/// # Errors
+/// As [`build`], or the build was stopped.
+pub fn build_while(
+    request: &Build,
+    progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+) -> Result<Vec<Built>, DataError> {
     check(request)?;
     let inputs = request.inputs.iter();
     let inputs: Result<Vec<Input>, _> = inputs.map(|path| Input::of(path, request.format)).collect();
@@ -104,7 +119,9 @@ pub fn build(request: &Build, progress: &mut dyn FnMut(u64)) -> Result<Vec<Built
     pipeline::run(&inputs, &encoding, request.threads, |outcome| {
         skips.add(outcome.malformed)?;
         let encoded = outcome.encoded?;
-        progress(encoded.input_bytes);
+        if progress(encoded.input_bytes).is_break() {
+            return Err(DataError::Stopped);
+        }
         outputs.write(encoded)
     })?;
     let skipped = skips.skipped();
@@ -128,11 +145,20 @@ fn check(request: &Build) -> Result<(), DataError> {
     if request.threads == 0 {
         return Err(refused("threads", "0", "at least 1"));
     }
+    let output = request.output.to_string_lossy();
+    // No job could name the dataset, or its files would be hidden.
+    if has_suffix(&request.output) {
+        return Err(refused("output", &output, WITHOUT_SUFFIX));
+    }
+    if matches!(output.rsplit('/').next(), None | Some("" | "." | "..")) {
+        let allowed = "a path that ends with the name of the dataset, such as data/web";
+        return Err(refused("output", &output, allowed));
+    }
     // As a path it would be a folder of this name, and nothing would reach the store.
     if scheme(&request.output).is_some() {
         return Err(refused(
             "output",
-            &request.output.to_string_lossy(),
+            &output,
             "a path of this machine: a dataset is built on a disk; its files .bin, .idx and .json are then copied to a bucket with the cloud's own tool",
         ));
     }

@@ -5,8 +5,9 @@ use crate::files::{DataFile, Files};
 use crate::index::{self, Documents, Index, SparseIndex};
 use crate::order::Permutation;
 use crate::sample_shape::{SampleData, SampleShape, check_records};
-use crate::sidecar::{Sidecar, with_suffix};
+use crate::sidecar::{Sidecar, WITHOUT_SUFFIX, has_suffix, with_suffix};
 use sha2::{Digest, Sha256};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -28,7 +29,16 @@ pub(crate) struct Opened {
 /// Opens the index, the builder's description and the token file.
 pub(crate) fn open(files: &Files, prefix: &Path) -> Result<Opened, DataError> {
     let [bin_path, idx_path, json] = ["bin", "idx", "json"].map(|extension| with_suffix(prefix, extension));
-    let bin = files.open(&bin_path)?;
+    let bin = files.open(&bin_path).map_err(|error| match error {
+        DataError::Io { ref source, .. } if source.kind() == ErrorKind::NotFound && has_suffix(prefix) => {
+            DataError::Argument {
+                what: "dataset",
+                value: prefix.display().to_string(),
+                allowed: WITHOUT_SUFFIX.to_owned(),
+            }
+        }
+        error => error,
+    })?;
     let length = bin.len().map_err(DataError::io("read", &bin_path))?;
     let idx = files.open(&idx_path)?;
     let mut sparse = SparseIndex::default();

@@ -34,6 +34,9 @@ pub enum DataError {
         /// Values that are allowed.
         allowed: String,
     },
+    /// The caller has stopped the build.
+    #[error("the build was stopped, and its files are removed")]
+    Stopped,
     /// A thread that tokenizes has ended by a defect of its own.
     #[error("cannot tokenize {}: the tokenizer has failed, as is said above", .0.display())]
     Tokenizer(PathBuf),

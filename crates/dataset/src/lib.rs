@@ -25,7 +25,7 @@ mod training_data;
 
 pub use blend::{Blend, BlendSample};
 #[cfg(feature = "build")]
-pub use build::{Build, Built, Format, Skipped, Split, build};
+pub use build::{Build, Built, Format, Skipped, Split, build, build_while};
 pub use contents::{Info, info, tokens};
 pub use dataset::TokenDataset;
 pub use error::DataError;

@@ -58,6 +58,15 @@ impl Sidecar {
     }
 }
 
+/// What is allowed where a dataset is named by one of its files.
+pub(crate) const WITHOUT_SUFFIX: &str = "the path without .bin or .idx: a dataset is both files";
+
+/// Whether a path is that of a file of a dataset. Job files may not name one so.
+pub(crate) fn has_suffix(path: &Path) -> bool {
+    let name = path.to_string_lossy();
+    name.ends_with(".bin") || name.ends_with(".idx")
+}
+
 /// `<prefix>.<extension>`. The prefix may contain dots.
 pub(crate) fn with_suffix(prefix: &Path, extension: &str) -> PathBuf {
     let mut name = prefix.as_os_str().to_owned();

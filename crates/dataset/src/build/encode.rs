@@ -143,7 +143,7 @@ fn field_of(line: &[u8], field: &str) -> Result<String, NoText> {
     let failed = |error: serde_json::Error| NoText {
         // The unexpected value may come before a part that is not JSON.
         is_json: error.is_data() && serde_json::from_slice::<IgnoredAny>(line).is_ok(),
-        why: error.to_string(),
+        why: within_line(&error),
     };
     let mut json = serde_json::Deserializer::from_slice(line);
     let found = Field(field).deserialize(&mut json).map_err(failed)?;
@@ -152,6 +152,16 @@ fn field_of(line: &[u8], field: &str) -> Result<String, NoText> {
         why: format!("no field {field}"),
         is_json: true,
     })
+}
+
+/// What is wrong within a line. The library counts lines too, and to it each is the first.
+fn within_line(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    match text.strip_suffix(&place) {
+        Some(why) => format!("{why}, at column {}", error.column()),
+        None => text,
+    }
 }
 
 struct Field<'a>(&'a str);
@@ -203,7 +213,11 @@ mod tests {
                 "invalid type: integer `5`, expected a string",
                 true,
             ),
-            (b"{\"text\": null}", "invalid type: null", true),
+            (
+                b"{\"text\": null}",
+                "invalid type: null, expected a string, at column 12",
+                true,
+            ),
             (
                 b"[\"text\"]",
                 "invalid type: sequence, expected a JSON object",

@@ -1,5 +1,5 @@
 use super::batches::DOCUMENT_BYTES_MAX;
-use super::{Build, Built, Format, Split, build};
+use super::{Build, Built, Format, Split, build, build_while};
 use crate::tokenizer::Tokenizer;
 use crate::{DataError, info};
 use ::parquet::basic::Compression;
@@ -11,6 +11,7 @@ use flate2::write::GzEncoder;
 use proptest::prelude::*;
 use std::fs::File;
 use std::io::Write;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -515,6 +516,61 @@ fn store_urls_are_refused_without_creating_folders() {
         error.starts_with("input: gs://bucket/b.jsonl — a path of this machine"),
         "{error}"
     );
+}
+
+#[test]
+fn a_prefix_that_no_job_can_name_is_refused() {
+    let place = Place::new();
+    let mut request = place.request(vec![place.input("a.txt", "one")]);
+    for (output, allowed) in [
+        ("out/x.bin", "the path without .bin or .idx"),
+        ("out/x.idx", "the path without .bin or .idx"),
+        ("out/", "ends with the name of the dataset"),
+        ("out/.", "ends with the name of the dataset"),
+        ("", "ends with the name of the dataset"),
+    ] {
+        request.output = match output {
+            "" => PathBuf::new(),
+            output => place.path(output),
+        };
+        let error = build(&request, &mut |_| ()).unwrap_err().to_string();
+        assert!(
+            error.starts_with("output: ") && error.contains(allowed),
+            "{output}: {error}"
+        );
+    }
+    assert!(!place.path("out").exists());
+    // Who names a file of a dataset is told so.
+    request.output = place.path("data");
+    build(&request, &mut |_| ()).unwrap();
+    let error = info(&place.path("data.bin")).unwrap_err().to_string();
+    assert!(
+        error.contains("data.bin — the path without .bin or .idx"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_stopped_build_leaves_no_files() {
+    let place = Place::new();
+    let request = place.request(vec![place.input("a.txt", "one ".repeat(1 << 20))]);
+    let partial = place.path("data.bin.partial");
+    let mut calls = 0;
+    let stopped = build_while(&request, &mut |_| {
+        calls += 1;
+        assert!(partial.exists());
+        match calls {
+            1 => ControlFlow::Continue(()),
+            _ => ControlFlow::Break(()),
+        }
+    });
+    assert!(matches!(stopped, Err(DataError::Stopped)));
+    assert_eq!(calls, 2);
+    let left: Vec<_> = std::fs::read_dir(place.path(""))
+        .unwrap()
+        .map(|file| file.unwrap().file_name())
+        .collect();
+    assert_eq!(left, ["a.txt"]);
 }
 
 /// Lines of which every hundredth is no JSON. They are long, so that a few thousand lines are three batches.
