@@ -8,7 +8,7 @@ use varuna_api::{Job, parse_job, parse_job_of_any_release, sha256, steps_of_run}
 use varuna_checkpoint::{CheckpointError, Claim, LEASE, Listed, Ownership, Store, answer_within};
 use varuna_coordinator::Checkpointing;
 use varuna_coordinator::location_lease::{claim_of_this_process, claimant_has_ended};
-use varuna_dataset::{SampleShape, TrainingData};
+use varuna_dataset::{DataError, SampleShape, TrainingData};
 use varuna_model::Model;
 use varuna_run_folder::RunFiles;
 
@@ -58,7 +58,7 @@ pub(crate) fn of_run(file: JobFile, folder: &Path) -> Result<JobFile, Failure> {
 
 /// Opens the job's datasets and checks that their tokens fit the model's vocabulary. Returns their fingerprint.
 pub(crate) fn check_data(job: &Job) -> Result<String, Failure> {
-    let bad = |error: varuna_dataset::DataError| Failure::Input(format!("spec.data: {error}"));
+    let bad = |error: DataError| Failure::Input(format!("{}: {error}", error.field(&job.data)));
     let shape = SampleShape {
         length: job.model.sample_length(),
         records: job.model.reads_records(),

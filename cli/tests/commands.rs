@@ -225,9 +225,9 @@ fn data_that_cannot_be_used_is_told_before_any_worker_starts() {
     let small = place.job("small.yaml", |t| {
         t.replace("vocabularySize: 257", "vocabularySize: 256")
     });
-    run(&small, &["spec.data:", "257", "256"]);
+    run(&small, &["spec.data.path:", "257", "256"]);
     let missing = place.job("missing.yaml", |t| t.replace(&place.data(), "/nowhere/data"));
-    run(&missing, &["spec.data:", "/nowhere/data.bin"]);
+    run(&missing, &["spec.data.path:", "/nowhere/data.bin"]);
     let bin = PathBuf::from(place.path("data.bin"));
     let whole = std::fs::read(&bin).unwrap();
     std::fs::write(&bin, &whole[..whole.len() / 2]).unwrap();
@@ -674,6 +674,10 @@ fn stale_status_is_marked_unless_the_run_has_ended() {
     let last = place.varuna(&["status", &place.path("run")]);
     assert_eq!((last.status.code(), output_text(&last)), (Some(0), String::new()));
     assert!(String::from_utf8_lossy(&last.stdout).starts_with("tiny:"));
+    let run = place.path("run");
+    for request in [&["scale", &run, "2"][..], &["checkpoint", "save", &run]] {
+        place.refuses(request, 2, &[&run, "the run has ended at step "]);
+    }
 }
 
 /// Sends SIGINT after another request to end. The run must end at once.

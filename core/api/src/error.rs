@@ -67,6 +67,11 @@ impl Found {
         }
     }
 
+    /// Whether this field was refused: the value in its place is none of the user's.
+    pub(crate) fn has(&self, path: &str) -> bool {
+        self.0.iter().any(|error| error.path == path)
+    }
+
     /// The value, if there is one and nothing was refused.
     pub(crate) fn finish<T>(self, value: Option<T>) -> Result<T, JobErrors> {
         match value {

@@ -4,9 +4,11 @@
 //! This ends because every field of the manifest is optional.
 
 use crate::error::Found;
+use crate::limits;
 use crate::manifest::VarunaJob;
 use serde_json::Value;
 use serde_path_to_error::{Path, Segment};
+use std::ops::RangeInclusive;
 
 /// The name for the file as a whole.
 const TOP: &str = "job file";
@@ -45,7 +47,7 @@ pub(crate) fn manifest(text: &str, unknown_fields: UnknownFields, found: &mut Fo
         Ok(document) => document,
         Err(error) => {
             // The first line has the place and the error; the rest shows the text around it.
-            let message = error.to_string();
+            let message = error.render_with_formatter(&serde_saphyr::UserMessageFormatter);
             let line = message.lines().next().unwrap_or_default();
             found.push(TOP, line.trim_start_matches("error: "), "one YAML document");
             return None;
@@ -79,7 +81,8 @@ pub(crate) fn manifest(text: &str, unknown_fields: UnknownFields, found: &mut Fo
         } else {
             shown(&refused)
         };
-        found.push(&keys.join("."), value, allowed(&message));
+        let path = keys.join(".");
+        found.push(&path, value, allowed(&path, &message));
     }
     None
 }
@@ -227,14 +230,37 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// What is allowed, in the terms of users, from serde's message.
-fn allowed(message: &str) -> String {
+/// The range of a field of whole numbers. The resolver checks numbers with it; here it is said of what is no such number.
+fn range_of(path: &str) -> RangeInclusive<u64> {
+    match path.rsplit('.').next().unwrap_or(path) {
+        "globalBatchSize"
+        | "steps"
+        | "intervalSteps"
+        | "intervalSeconds"
+        | "samples"
+        | "compareEverySteps"
+        | "activeDeadlineSeconds" => limits::COUNT,
+        "step" | "warmupSteps" | "stableSteps" | "decaySteps" | "ttlSecondsAfterFinished" => {
+            limits::COUNT_OR_NONE
+        }
+        "seed" => limits::SEED,
+        "sharedParameters" | "parameters" | "forwardFlops" | "backwardFlops" | "savedElements"
+        | "workingElements" => limits::AMOUNT,
+        _ => 0..=u64::MAX,
+    }
+}
+
+/// What is allowed in a field, in the terms of users, from serde's message.
+fn allowed(path: &str, message: &str) -> String {
     let expected = message
         .split_once("expected ")
         .map_or(message, |(_, expected)| expected);
     match expected {
         "u32" => "a whole number, 0 to 4294967295".to_owned(),
-        "u64" => "a whole number, 0 to 18446744073709551615".to_owned(),
+        "u64" => {
+            let (least, most) = range_of(path).into_inner();
+            format!("a whole number, {least} to {most}")
+        }
         "f64" => "a number".to_owned(),
         "a boolean" => "true or false".to_owned(),
         "a map" => "a mapping".to_owned(),

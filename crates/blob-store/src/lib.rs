@@ -19,6 +19,11 @@ const PREFIXES: [&str; 3] = ["aws_", "azure_", "google_"];
 /// Variables that Azure sets on a machine with an identity.
 const AZURE_IDENTITY: [&str; 2] = ["identity_endpoint", "msi_endpoint"];
 
+/// The schemes of URLs of stores, but for those of files and of addresses of a cloud's servers.
+const SCHEMES: [&str; 8] = ["s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss"];
+/// What is allowed, for people.
+const ALLOWED: &str = "a path, or a URL that begins with file://, s3://, gs:// or az://";
+
 /// A place on a store. It need not exist.
 #[derive(Clone, Debug)]
 pub struct Place {
@@ -69,6 +74,15 @@ fn to_url(uri: &str) -> Result<Url, BadUrl> {
     };
     let path = std::path::absolute(path).map_err(|e| wrong(e.to_string()))?;
     Url::from_directory_path(&path).map_err(|()| wrong("not an absolute path".into()))
+}
+
+/// Whether a URL is of a kind of store that this program knows. The library would answer with the names of its own features.
+fn is_known(url: &Url) -> bool {
+    match ObjectStoreScheme::parse(url) {
+        Ok((scheme, _)) => scheme != ObjectStoreScheme::Http,
+        // Where the scheme is known, it is the path that is wrong.
+        Err(_) => url.has_host() && SCHEMES.contains(&url.scheme()),
+    }
 }
 
 /// Like `object_store::parse_url_opts`, but requests fail early: the callers have their own retries.
@@ -150,10 +164,14 @@ fn settings_of(
 /// As [`open`].
 pub fn open_with(uri: &str, settings: impl IntoIterator<Item = (String, String)>) -> Result<Place, BadUrl> {
     let url = to_url(uri)?;
-    build(&url, settings).map_err(|why| BadUrl {
+    let wrong = |why: String| BadUrl {
         uri: uri.to_owned(),
-        why: why.to_string(),
-    })
+        why,
+    };
+    if !is_known(&url) {
+        return Err(wrong(format!("no known kind of store; allowed is {ALLOWED}")));
+    }
+    build(&url, settings).map_err(|why| wrong(why.to_string()))
 }
 
 /// The path of a place on this machine's disk; none if the URL is another store's.
@@ -221,8 +239,13 @@ mod tests {
         assert_eq!((a.path.as_ref(), b.path.as_ref()), ("c", "c"));
         assert_ne!(a.name, b.name);
         assert!(open_with("/tmp", []).unwrap().disk.is_some());
-        let why = open_with("ftp://host/a", []).unwrap_err().to_string();
-        assert!(why.starts_with("ftp://host/a: "), "{why}");
+        for uri in ["ftp://host/a", "http://host/a", "https://host/a"] {
+            let why = open_with(uri, []).unwrap_err().to_string();
+            assert_eq!(
+                why,
+                format!("{uri}: no known kind of store; allowed is {ALLOWED}")
+            );
+        }
     }
 
     #[test]

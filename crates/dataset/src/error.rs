@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use varuna_api::{Data, HeldOut};
 
 /// Why a dataset could not be built, opened or read.
 #[derive(Debug, thiserror::Error)]
@@ -99,6 +100,49 @@ pub enum DataError {
 }
 
 impl DataError {
+    /// The field of the job file that names the dataset of this error; `spec.data` if it is of none alone.
+    #[must_use]
+    pub fn field(&self, data: &Data) -> String {
+        let held_out = match &data.held_out {
+            HeldOut::Dataset(path) => Some(("spec.data.validationPath".to_owned(), path)),
+            HeldOut::Fraction(_) => None,
+        };
+        let is_alone = data.train.len() == 1;
+        let train = data.train.iter().enumerate().map(|(i, source)| match is_alone {
+            true => ("spec.data.path".to_owned(), &source.path),
+            false => (format!("spec.data.train.{i}.path"), &source.path),
+        });
+        let file = self.file().map(|path| path.to_string_lossy());
+        let is_of = |prefix: &str| {
+            let rest = file.as_ref().and_then(|file| file.strip_prefix(prefix));
+            rest.is_some_and(|rest| rest.starts_with('.'))
+        };
+        // The name of one dataset may begin with that of another and a dot.
+        let found = held_out
+            .into_iter()
+            .chain(train)
+            .filter(|(_, prefix)| is_of(prefix));
+        let longest = found.max_by_key(|(_, prefix)| prefix.len());
+        longest.map_or_else(|| "spec.data".to_owned(), |(field, _)| field)
+    }
+
+    /// The file that the error is about.
+    fn file(&self) -> Option<&Path> {
+        match self {
+            DataError::Io { path, .. }
+            | DataError::Malformed { path, .. }
+            | DataError::TooSmall { path, .. }
+            | DataError::Vocabulary { path, .. }
+            | DataError::Token { path, .. }
+            | DataError::Record { path, .. } => Some(path),
+            DataError::Exists(_)
+            | DataError::Busy(_)
+            | DataError::Stopped
+            | DataError::Tokenizer(_)
+            | DataError::Argument { .. } => None,
+        }
+    }
+
     /// Adds the operation and the file to an I/O error.
     pub(crate) fn io<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> DataError + 'a {
         move |source| DataError::Io {
@@ -121,5 +165,35 @@ impl DataError {
             value: value.to_string(),
             allowed: allowed.into(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varuna_api::DataSource;
+
+    #[test]
+    fn an_error_of_a_dataset_names_its_field() {
+        let data = |train: &[&str], held_out| Data {
+            train: train
+                .iter()
+                .map(|path| DataSource {
+                    path: (*path).to_owned(),
+                    weight: 1.0,
+                })
+                .collect(),
+            held_out,
+        };
+        let field = |file: &str, data: &Data| {
+            let error = DataError::io("open", Path::new(file))(io::ErrorKind::NotFound.into());
+            error.field(data)
+        };
+        let one = data(&["data/a"], HeldOut::Dataset("data/a.held".to_owned()));
+        assert_eq!(field("data/a.bin", &one), "spec.data.path");
+        assert_eq!(field("data/a.held.idx", &one), "spec.data.validationPath");
+        assert_eq!(field("data/ab.bin", &one), "spec.data");
+        let two = data(&["data/a", "data/b"], HeldOut::Fraction(0.1));
+        assert_eq!(field("data/b.json", &two), "spec.data.train.1.path");
     }
 }

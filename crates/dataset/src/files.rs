@@ -231,7 +231,7 @@ mod tests {
         for (url, shown, why) in [
             ("s3://b/a#1.bin", "open s3://b/a#...: ", "a URL with ? or #"),
             ("s3://b/a?key=secret", "open s3://b/a?...: ", "a URL with ? or #"),
-            ("ftp://b/a", "open ftp://b/a: ", "recognise"),
+            ("ftp://b/a", "open ftp://b/a: ", "allowed is a path, or a URL"),
         ] {
             let error = files.open(Path::new(url)).err().unwrap().to_string();
             assert!(error.contains(shown) && error.contains(why), "{error}");

@@ -60,7 +60,11 @@ fn default_stable(warmup_steps: u64, decay_steps: u64) -> u64 {
 }
 
 fn at_most(check: &mut Check, (field, value): (&str, u64), (limit, most): (&str, u64)) {
-    if value > most {
+    let of_limit = match limit {
+        "steps" => "spec.training.steps".to_owned(),
+        field => at(field),
+    };
+    if value > most && !check.0.has(&of_limit) {
         check
             .0
             .push(&at(field), value, format!("at most {limit} ({most})"));

@@ -144,7 +144,7 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
     (
         "gpt2-tiny",
         "gpt2-tiny, dropout: .nan",
-        "job file: line 6 column 39: non-finite float `.nan` rejected by the configured policy — one YAML document",
+        "job file: line 6 column 39: value `.nan` is not a finite number — one YAML document",
     ),
     (
         "gpt2-tiny",
@@ -259,7 +259,12 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
     (
         "steps: 200",
         "steps: many",
-        "spec.training.steps: \"many\" — a whole number, 0 to 18446744073709551615",
+        "spec.training.steps: \"many\" — a whole number, 1 to 1099511627776",
+    ),
+    (
+        "steps: 200\n    optimizer: {learningRate: 3e-4}",
+        "steps: -3\n    optimizer: {learningRate: 3e-4, warmupSteps: 30}",
+        "spec.training.steps: -3 — a whole number, 1 to 1099511627776",
     ),
     (
         "steps: 200",
@@ -673,7 +678,7 @@ const OF_FULL: &[(&str, &str, &str)] = &[
     (
         "step: 40",
         "step: -1",
-        "spec.checkpoint.from.step: -1 — a whole number, 0 to 18446744073709551615",
+        "spec.checkpoint.from.step: -1 — a whole number, 0 to 1099511627776",
     ),
     ("keep: 2", "keep: 0", "spec.checkpoint.keep: 0 — 1 to 1000000"),
     (
@@ -738,6 +743,22 @@ const OF_FULL: &[(&str, &str, &str)] = &[
         "spec.managedBy: \"Example.com/another\" — a domain and a name, such as varuna.dev/operator, of 3 to 63 characters",
     ),
 ];
+
+#[test]
+fn errors_of_yaml_do_not_name_a_librarys_settings() {
+    let twice = with(MINIMAL, "steps: 200", "steps: 200\n    steps: 300");
+    let two = format!("{MINIMAL}---{MINIMAL}");
+    for (text, part) in [(twice, "duplicate mapping key"), (two, "single YAML document")] {
+        let found = errors(&text);
+        let [why] = found.as_slice() else {
+            panic!("{found:?}");
+        };
+        assert!(why.contains(part), "{why}");
+        for foreign in ["Options", "from_str"] {
+            assert!(!why.contains(foreign), "{why}");
+        }
+    }
+}
 
 #[test]
 fn every_mistake_is_reported_with_field_value_and_limits() {
