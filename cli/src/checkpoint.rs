@@ -88,7 +88,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     runtime()?.block_on(async {
         match &arguments.command {
             Command::Ls { uri, json } => ls(&Location::open_existing(uri)?, *json).await,
-            Command::Show { uri, name } => show(&Location::open_existing(uri)?, name.as_deref()).await,
+            Command::Show { uri, name } => show(uri, name.as_deref()).await,
             Command::Verify { uri, json } => verify(&Location::open_existing(uri)?, *json).await,
             Command::Prune { uri, keep } => prune(&Location::open_existing(uri)?, *keep).await,
             Command::Save { run, timeout } => save::save(run, *timeout).await,
@@ -150,8 +150,8 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// The named checkpoint, or the newest that is complete.
-async fn choose(location: &Location, name: Option<&str>) -> Result<Manifest, Failure> {
+/// The named checkpoint, or the newest that is complete, of the location with this URI.
+async fn choose(uri: &str, location: &Location, name: Option<&str>) -> Result<Manifest, Failure> {
     let all = location.list().await?;
     let usable = all.iter().filter(|l| l.is_usable());
     let chosen = match name {
@@ -159,9 +159,12 @@ async fn choose(location: &Location, name: Option<&str>) -> Result<Manifest, Fai
         Some(name) => all.iter().find(|l| folder_name(l.id) == name),
     };
     let Some(listed) = chosen else {
-        let what = name.map_or("there is no complete checkpoint".into(), |n| {
-            format!("there is no checkpoint {n}; `varuna checkpoint ls` lists all")
-        });
+        let what = match name {
+            None => format!("there is no complete checkpoint in {uri}"),
+            Some(name) => {
+                format!("there is no checkpoint {name} in {uri}; `varuna checkpoint ls` lists all")
+            }
+        };
         return Err(Failure::Input(what));
     };
     Ok(location.manifest(listed.id).await?)
@@ -178,8 +181,8 @@ async fn expect_not_given_up(location: &Location, id: StateId) -> Result<(), Fai
     }
 }
 
-async fn show(location: &Location, name: Option<&str>) -> Result<(), Failure> {
-    let manifest = choose(location, name).await?;
+async fn show(uri: &str, name: Option<&str>) -> Result<(), Failure> {
+    let manifest = choose(uri, &Location::open_existing(uri)?, name).await?;
     print_json(&manifest)
 }
 

@@ -104,7 +104,8 @@ pub(crate) fn scale(arguments: &ScaleArguments) -> Result<(), Failure> {
         let request = ScaleRequest {
             workers: arguments.workers,
         };
-        let mut client = reach(&contact).await?;
+        let client = reach(&contact).await;
+        let mut client = client.map_err(|failure| ended_or(&arguments.run, failure))?;
         let reply = in_time(&contact, client.scale(request)).await?;
         let reply = reply.map_err(|s| request_failure(&contact, is_refusal(&s), s.message()))?;
         print_line(&reply.into_inner().message);
@@ -139,9 +140,26 @@ fn last_status(run: &Path, failure: Failure) -> Result<(RunStatus, Option<Failur
     Ok((last, outdated))
 }
 
+fn has_ended(mode: RunMode) -> bool {
+    matches!(mode, RunMode::Done | RunMode::Stopped | RunMode::Ended)
+}
+
+/// Why nobody takes a request to a run: its folder may say that it has ended. Otherwise it is `failure`.
+pub(crate) fn ended_or(run: &Path, failure: Failure) -> Failure {
+    match RunFiles::new(run).status() {
+        Ok(last) if has_ended(last.run.mode) => Failure::Input(format!(
+            "{}: the run has ended at step {} of {}; allowed is the folder of a run that goes on",
+            run.display(),
+            last.run.step,
+            last.run.last_step
+        )),
+        _ => failure,
+    }
+}
+
 /// What is wrong with the last status of a run: nothing where the run has ended.
 fn outdated(mode: RunMode, failure: &Failure, written: Option<SystemTime>) -> Option<Failure> {
-    if matches!(mode, RunMode::Done | RunMode::Stopped | RunMode::Ended) {
+    if has_ended(mode) {
         return None;
     }
     let when = written.map_or(String::new(), |at| format!(", written at {}", utc(at)));

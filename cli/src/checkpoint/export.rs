@@ -98,7 +98,7 @@ pub(super) async fn export(arguments: &Arguments) -> Result<(), Failure> {
     if folder.exists() {
         return Err(Failure::Input(format!("{} exists already", folder.display())));
     }
-    let manifest = choose(&location, arguments.name.as_deref()).await?;
+    let manifest = choose(&arguments.uri, &location, arguments.name.as_deref()).await?;
     expect_not_given_up(&location, manifest.state).await?;
     let model: Model = serde_json::from_value(manifest.facts.model.clone())
         .map_err(|e| Failure::Input(format!("{}: model: {e}", folder_name(manifest.state))))?;

@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::io::print_line;
-use crate::remote::{contact, in_time, reach, request_failure, status_of};
+use crate::remote::{contact, ended_or, in_time, reach, request_failure, status_of};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use varuna_run_folder::{Contact, RunFiles, RunStatus};
@@ -14,7 +14,8 @@ const POLL: Duration = Duration::from_millis(200);
 
 pub(super) async fn save(run: &Path, timeout_s: u64) -> Result<(), Failure> {
     let contact = contact(run)?;
-    let mut client = reach(&contact).await?;
+    let client = reach(&contact).await;
+    let mut client = client.map_err(|failure| ended_or(run, failure))?;
     let reply = in_time(&contact, client.save(SaveRequest {})).await?;
     let reply = reply.map_err(|s| request_failure(&contact, is_refusal(&s), s.message()))?;
     let requested_at = reply.into_inner().step;

@@ -208,7 +208,8 @@ impl ModelArguments {
             .build()
             .context("cannot start")?;
         let location = Location::open_existing(&self.checkpoint)?;
-        let manifest = runtime.block_on(chosen(&location, self.step))?;
+        let manifest = runtime.block_on(chosen(&location, self.step));
+        let manifest = manifest.with_context(|| format!("--checkpoint {}", self.checkpoint))?;
         let name = folder_name(manifest.state);
         let model: Model = serde_json::from_value(manifest.facts.model.clone())
             .with_context(|| format!("the model of checkpoint {name}"))?;

@@ -57,17 +57,22 @@ pub(super) fn why_no_plan(problem: &Problem, workers: usize) -> Infeasible {
     let one = |s: u32| SegmentRange { start: s, end: s + 1 };
     let capacities = problem.request.workers.iter().map(|w| problem.capacity(w));
     let memory = capacities.max().unwrap_or(u64::MAX);
+    // The worker with the most memory may take no more than this.
+    let limit = match constraints.device_memory_bytes == Some(memory) {
+        true => " (workers.deviceMemory)",
+        false => "",
+    };
     let largest = (0..segments).map(one).max_by_key(|r| need(*r));
     Infeasible(match largest {
         Some(r) if need(r) > memory => format!(
-            "segment {} needs {} MiB with its optimizer state, a worker has {} MiB",
+            "segment {} needs {} MiB with its optimizer state, a worker has {} MiB{limit}",
             r.start,
             mib(need(r)),
             mib(memory)
         ),
         _ => too_few_train(problem, workers, memory < u64::MAX).unwrap_or_else(|| {
             format!(
-                "the model does not fit: {} MiB of state over {workers} workers of {} MiB{}",
+                "the model does not fit: {} MiB of state over {workers} workers of {} MiB{limit}{}",
                 mib(need(problem.request.layout.whole())),
                 mib(memory),
                 constraints

@@ -148,7 +148,7 @@ fn what_is_missing_is_said_in_a_sentence() {
     let small = planner(1, Some(1 << 20));
     let why = small.plan(&request(&small, 8, 8)).unwrap_err().to_string();
     assert!(
-        why.contains("needs") && why.ends_with("a worker has 1 MiB"),
+        why.contains("needs") && why.ends_with("a worker has 1 MiB (workers.deviceMemory)"),
         "{why}"
     );
 }
