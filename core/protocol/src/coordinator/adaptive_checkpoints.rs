@@ -20,7 +20,8 @@ impl Shared {
         }
     }
 
-    /// The time between two checkpoints that the losses so far are worth. None before the first loss that would have cost state.
+    /// The time between two checkpoints that the losses so far are worth. None before the first loss that would have cost state, or if the job
+    /// makes checkpoints as often itself.
     pub(super) fn adaptive_interval(&self, now: Time) -> Option<Duration> {
         let losses = self.checkpoints.losses_of_state;
         if losses <= 0.0 {
@@ -29,7 +30,18 @@ impl Shared {
         let seen = self.roster.losses.seen_for(now, self.config.timing.stay);
         // What a checkpoint costs is not known before the first one.
         let took = self.checkpoints.took().unwrap_or_default();
-        interval(took, seen.as_secs_f64() * 1e3 / losses)
+        let interval = interval(took, seen.as_secs_f64() * 1e3 / losses)?;
+        let is_shorter = self.regular_interval().is_none_or(|regular| interval < regular);
+        is_shorter.then_some(interval)
+    }
+
+    /// The interval of the job's own checkpoints. None if it is a number of steps and no step was observed yet.
+    fn regular_interval(&self) -> Option<Duration> {
+        let step = self.progress.commits.mean_step_time();
+        let steps = self.config.save_every_steps.zip(step);
+        let by_steps =
+            steps.map(|(steps, step)| step.saturating_mul(u32::try_from(steps).unwrap_or(u32::MAX)));
+        self.config.save_every.into_iter().chain(by_steps).min()
     }
 
     /// The time between two checkpoints if losses of state come at this distance: for estimates of what such a loss costs. None if

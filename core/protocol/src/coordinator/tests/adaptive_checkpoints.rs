@@ -171,6 +171,21 @@ fn more_holders_end_the_more_frequent_checkpoints() {
 }
 
 #[test]
+fn job_that_saves_more_often_itself_needs_no_more() {
+    let mut rig = alone(true);
+    let (mut step, long) = (4, Duration::from_secs(60));
+    rig.until_ordered(A, &mut step, long).expect("a first one");
+    rig.wait(100);
+    rig.complete.push(state(rig.plan().generation.0, step + 1));
+    rig.wait(100);
+    for (regular, is_adaptive) in [(60, true), (1, false)] {
+        rig.machine.shared.config.save_every = Some(Duration::from_secs(regular));
+        let interval = rig.machine.shared.adaptive_interval(rig.now);
+        assert_eq!(interval.is_some(), is_adaptive, "{regular} s: {interval:?}");
+    }
+}
+
+#[test]
 fn spare_copies_are_weighed_against_more_frequent_checkpoints() {
     let redo_ms = |adaptive| {
         let mut rig = alone(adaptive);
