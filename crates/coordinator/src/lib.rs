@@ -10,6 +10,7 @@
 //! | `driver` | the state machine, its clock and the order of its inputs and effects |
 //! | `streams` | the attached workers |
 //! | `record_client`, [`store`] | the persisted record |
+//! | `failure_log` | when a failure that repeats is logged |
 //! | [`record_format`] | the record as bytes |
 //! | `checkpoints`, `store_watcher` | what is known of the checkpoint store, and the task that asks it |
 //! | `measured_steps` | the step that workers are measuring |
@@ -23,6 +24,7 @@ mod driver;
 mod error;
 mod event_text;
 mod event_upload;
+mod failure_log;
 mod inbox;
 pub mod location_lease;
 mod measured_steps;

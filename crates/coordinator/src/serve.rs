@@ -68,7 +68,7 @@ pub struct Control {
 pub async fn serve(options: Options, folder: RunFolder) -> Result<Control, CoordinatorError> {
     let mut store = FileStore::new(folder.files().record_path());
     check_steps(&options, &store.read()?)?;
-    start(options, folder, |_| RecordClient::Direct(Box::new(store))).await
+    start(options, folder, |_| RecordClient::direct(Box::new(store))).await
 }
 
 /// Refuses a number of steps that the run can no longer have, or not without a checkpoint.

@@ -55,7 +55,7 @@ fn options(job: Job) -> Options {
 
 fn driver_with(folder: &TempDir, inbound: &Sender<Inbound>, options: Options) -> Driver {
     let folder = RunFolder::open(folder.path(), "").unwrap();
-    let record = RecordClient::Direct(Box::new(FileStore::new(folder.files().record_path())));
+    let record = RecordClient::direct(Box::new(FileStore::new(folder.files().record_path())));
     let (watchers, _) = watch::channel(View::default());
     Driver::new(options, folder, record, watchers, inbound)
 }
