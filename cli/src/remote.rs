@@ -8,7 +8,8 @@ use std::error::Error as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use varuna_coordinator::RunMode;
-use varuna_run_folder::{Contact, ReadError, RunFiles, RunStatus, WorkerStatus};
+use varuna_plan::Step;
+use varuna_run_folder::{CheckpointStatus, Contact, ReadError, RunFiles, RunStatus, WorkerStatus};
 use varuna_wire::v1::{ScaleRequest, StatusRequest};
 use varuna_wire::{is_refusal, with_causes};
 
@@ -194,8 +195,36 @@ fn text(status: &RunStatus) -> String {
         let why = copies.verdict.as_ref().map(|verdict| verdict.why.as_str());
         spare_copies([copies.units, copies.kept, copies.in_step], why)
     }));
+    let is_over = matches!(status.run.mode, RunMode::Done | RunMode::Stopped | RunMode::Ended);
+    let last_step = (status.run.step >= status.run.last_step && !is_over).then_some(status.run.last_step);
+    text.extend(
+        status
+            .checkpoint
+            .as_ref()
+            .map(|saved| checkpoint(saved, last_step)),
+    );
     text.extend(status.workers.iter().map(worker));
     text
+}
+
+/// Describes the checkpoints. `last_step`: the run's last step, if a run that goes on has done it.
+fn checkpoint(saved: &CheckpointStatus, last_step: Option<Step>) -> String {
+    let newest = saved.newest_step.map_or("there is none yet".to_owned(), |step| {
+        format!("the newest is of step {step}")
+    });
+    let behind = saved.steps_behind.filter(|steps| *steps > 0);
+    let behind = behind.map_or(String::new(), |steps| format!(", {steps} steps behind"));
+    let awaited = match last_step > saved.newest_step {
+        true => {
+            "\n  (all steps are done, and the run ends as soon as the checkpoint of the last one is complete)"
+        }
+        false => "",
+    };
+    let failing = saved
+        .failing
+        .as_ref()
+        .map_or(String::new(), |why| format!("\n  (failing: {why})"));
+    format!("checkpoints: {newest}{behind}{awaited}{failing}\n")
 }
 
 /// Describes spare copies, and why they are kept or not. The numbers are those of units.
@@ -297,6 +326,36 @@ mod tests {
         assert!(line(false, why).ends_with(" on h  (left out: it could not read its data)\n"));
         assert!(line(true, serde_json::Value::Null).ends_with(" on h  (leaving)\n"));
         assert!(line(false, serde_json::Value::Null).ends_with(" on h\n"));
+    }
+
+    #[test]
+    fn a_status_says_what_is_waited_for_at_the_end() {
+        let saved = |newest_step, failing: Option<&str>| CheckpointStatus {
+            newest: None,
+            newest_step: Some(Step(newest_step)),
+            steps_behind: Some(600 - newest_step),
+            failing: failing.map(str::to_owned),
+        };
+        let why = "w1 cannot upload to /data: No space left on device";
+        assert_eq!(
+            checkpoint(&saved(550, Some(why)), Some(Step(600))),
+            format!(
+                "checkpoints: the newest is of step 550, 50 steps behind\n  (all steps are done, and the run ends as soon as the checkpoint of the \
+                 last one is complete)\n  (failing: {why})\n"
+            )
+        );
+        assert_eq!(
+            checkpoint(&saved(550, None), None),
+            "checkpoints: the newest is of step 550, 50 steps behind\n"
+        );
+        assert_eq!(
+            checkpoint(&saved(600, None), Some(Step(600))),
+            "checkpoints: the newest is of step 600\n"
+        );
+        assert_eq!(
+            checkpoint(&CheckpointStatus::default(), None),
+            "checkpoints: there is none yet\n"
+        );
     }
 
     #[test]

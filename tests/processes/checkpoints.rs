@@ -389,9 +389,28 @@ fn full_disk_stops_nobody() {
     run.wait_for("the word that checkpoints fall behind", |run| {
         event(run, "checkpointStale")
     });
+    let is_told = |why: &serde_json::Value| {
+        let why = why["why"].as_str().unwrap_or_default();
+        let by_worker = format!(" cannot upload to {}: ", disk.path().display());
+        assert!(
+            why.starts_with('w') && why.contains(&by_worker) && why.contains("No space left"),
+            "{why}"
+        );
+    };
+    is_told(&run.wait_for("the word that uploads fail", |run| event(run, "checkpointsFail")));
     run.wait_for_step(STEPS);
+    is_told(&run.wait_for("what the end waits for", |run| {
+        event(run, "lastCheckpointAwaited")
+    }));
+    let status = run.varuna(&["status", "RUN"]);
+    let status = String::from_utf8_lossy(&status.stdout).into_owned();
+    assert!(
+        status.contains("all steps are done") && status.contains("No space left"),
+        "{status}"
+    );
     std::fs::remove_file(seen.join("ballast")).unwrap();
     assert_eq!(run.exit_code(), 0, "{}", run.report());
+    assert!(event(&run, "checkpointsWork").is_some(), "{}", run.report());
     // The disk was unmounted when the run ended, but the run has checked the checkpoint before.
     let saved = event(&run, "checkpointed").unwrap_or_else(|| panic!("{}", run.report()));
     assert_eq!(saved["step"], STEPS, "{}", run.report());

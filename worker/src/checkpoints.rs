@@ -9,6 +9,7 @@ mod buffers;
 mod data_tokenizer;
 mod loads;
 mod shards;
+mod upload_failures;
 
 use crate::background::{Background, Priority};
 use crate::model::Module;
@@ -26,6 +27,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::{JoinError, JoinHandle};
+use upload_failures::UploadFailures;
 use varuna_checkpoint::{CheckpointError, RateLimit, Store};
 use varuna_plan::{LossScaling, StateId, Unit};
 
@@ -56,6 +58,7 @@ struct Inner {
     /// States that were not saved because a unit could not be copied.
     given_up: AtomicU64,
     backlog: Mutex<Backlog<StateCopy>>,
+    upload_failures: Mutex<UploadFailures>,
     added: Notify,
     loads: Semaphore,
 }
@@ -112,6 +115,12 @@ impl Checkpoints {
         is_full || self.inner.buffers.is_short(!is_empty, Instant::now())
     }
 
+    /// The last error of this worker's uploads, if they fail.
+    #[must_use]
+    pub fn upload_failure(&self) -> Option<String> {
+        self.inner.upload_failures.lock().why()
+    }
+
     /// A step begins: somebody trains until it ends, however long it takes.
     pub fn step_begins(&self) {
         self.inner.buffers.step_begins();
@@ -157,6 +166,7 @@ impl Inner {
             reader,
             given_up: AtomicU64::new(0),
             backlog: Mutex::default(),
+            upload_failures: Mutex::default(),
             added: Notify::new(),
             loads: Semaphore::new(LOADS),
         }
@@ -269,6 +279,7 @@ impl Inner {
         let put = self.put(id, unit, copy.clone()).await;
         if let Err(error) = put {
             self.backlog.lock().failed(id, unit, copy, error.is_final());
+            self.upload_failures.lock().failed(&error);
             return Err(error);
         }
         let last = self.backlog.lock().uploaded(id, unit);
@@ -278,6 +289,10 @@ impl Inner {
         self.buffers.was_enough();
         // Forgotten only after that: if the manifest cannot be written, this unit is uploaded again.
         let completed = self.complete(id).await;
+        match &completed {
+            Ok(_) => self.upload_failures.lock().state_saved(),
+            Err(error) => self.upload_failures.lock().failed(error),
+        }
         let mut backlog = self.backlog.lock();
         match &completed {
             Ok(_) => backlog.forget(id),

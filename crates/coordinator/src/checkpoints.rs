@@ -3,23 +3,38 @@
 use crate::inbox::{CheckpointListing, Inbound};
 use crate::options::Checkpointing;
 use crate::status::checkpoint_status;
+use crate::store_error;
 use crate::store_watcher::StoreWatcher;
+use crate::upload_failures::UploadFailures;
 use crate::view::CheckpointHealth;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::mpsc::Sender;
-use varuna_plan::{StateId, Step};
+use varuna_plan::{StateId, Step, WorkerId};
 use varuna_protocol::Listing;
 use varuna_run_folder::{CheckpointEvent, CheckpointStatus};
 
 /// Checkpoints are stale if the newest is older than this many save intervals: one may be on its way to the store, and one may have been
 /// skipped because of that.
 const STALE_INTERVALS: u64 = 3;
+/// How long the last checkpoint may take before it is said that the run waits for it. In most runs it is complete within seconds.
+const AWAITED_AFTER: Duration = Duration::from_secs(10);
+
+/// The wait for the checkpoint of the last step.
+struct Wait {
+    since: Instant,
+    is_said: bool,
+}
 
 pub(crate) struct Checkpoints {
     /// The job's settings; none if it names no location.
     settings: Option<varuna_api::Checkpoint>,
     watcher: Option<StoreWatcher>,
     listing: CheckpointListing,
+    uploads: UploadFailures,
+    /// It was said last that checkpoints fail.
+    said_failing: bool,
+    /// Once all steps are done.
+    last_awaited: Option<Wait>,
     /// Listed checkpoints that the run has given up, because their bits may be wrong. It never resumes from them.
     given_up: Vec<StateId>,
     /// When the newest checkpoint was first seen.
@@ -41,6 +56,9 @@ impl Checkpoints {
             settings,
             watcher: store.map(|store| StoreWatcher::start(store, inbound.clone())),
             listing: CheckpointListing::default(),
+            uploads: UploadFailures::default(),
+            said_failing: false,
+            last_awaited: None,
             given_up: Vec::new(),
             newest_since: Instant::now(),
             newest_at: None,
@@ -82,17 +100,71 @@ impl Checkpoints {
             self.newest_since = Instant::now();
             self.newest_at = Some(SystemTime::now());
         }
-        if let (Some(why), None) = (&listing.failing, &self.listing.failing) {
-            events.push(CheckpointEvent::CheckpointsFail {
-                why: why.clone(),
-                newest_step: newest.map(|id| id.step),
-            });
-        }
         self.listing = listing;
+        events.extend(self.update_failing());
         if self.listing.answered {
             events.extend(self.update_staleness(step));
         }
         events
+    }
+
+    /// Notes whether this worker's uploads fail, and why. Returns what changed.
+    pub(crate) fn note_uploads(
+        &mut self,
+        worker: WorkerId,
+        name: &str,
+        why: Option<&str>,
+    ) -> Option<CheckpointEvent> {
+        let newest = self.newest();
+        let location = &self.settings.as_ref()?.uri;
+        match why {
+            Some(why) => {
+                let why = store_error::summarize(why);
+                let text = format!("{name} cannot upload to {location}: {why}");
+                self.uploads.failed(worker, text, newest);
+            }
+            None => self.uploads.work(worker),
+        }
+        self.update_failing()
+    }
+
+    /// Why checkpoints fail; none if they do not. The store's own answer comes first: without it, uploads fail too.
+    fn failing(&self) -> Option<String> {
+        let store = self.listing.failing.clone();
+        store.or_else(|| self.uploads.text(self.newest()))
+    }
+
+    /// Reports once that checkpoints fail, and once that they work again.
+    fn update_failing(&mut self) -> Option<CheckpointEvent> {
+        let failing = self.failing();
+        let newest_step = self.newest().map(|id| id.step);
+        let was_failing = std::mem::replace(&mut self.said_failing, failing.is_some());
+        match (failing, was_failing) {
+            (Some(why), false) => Some(CheckpointEvent::CheckpointsFail { why, newest_step }),
+            (None, true) => Some(CheckpointEvent::CheckpointsWork { newest_step }),
+            (Some(_), true) | (None, false) => None,
+        }
+    }
+
+    /// Reports once that all steps are done and the run waits for the checkpoint of the last one, if that takes long.
+    pub(crate) fn note_end(&mut self, step: Step, last_step: Step) -> Option<CheckpointEvent> {
+        let is_saved = self.newest().is_some_and(|id| id.step >= last_step);
+        if self.settings.is_none() || step < last_step || is_saved {
+            self.last_awaited = None;
+            return None;
+        }
+        let wait = self.last_awaited.get_or_insert_with(|| Wait {
+            since: Instant::now(),
+            is_said: false,
+        });
+        if wait.is_said || wait.since.elapsed() < AWAITED_AFTER {
+            return None;
+        }
+        wait.is_said = true;
+        Some(CheckpointEvent::LastCheckpointAwaited {
+            step: last_step,
+            why: self.failing(),
+        })
     }
 
     /// Reports once that checkpoints fall behind, and again only after they have caught up.
@@ -135,17 +207,22 @@ impl Checkpoints {
         self.listing.unfinished_bytes
     }
 
+    /// Whether the store's last answer was an error, or there is no store. Failing uploads do not count: each is tried again, and may succeed.
+    pub(crate) fn store_fails(&self) -> bool {
+        self.settings.is_none() || self.listing.failing.is_some()
+    }
+
     pub(crate) fn health(&self) -> Option<CheckpointHealth> {
         self.settings.as_ref().map(|_| CheckpointHealth {
             newest: self.newest().map(|id| id.step),
             newest_at: self.newest_at,
-            failing: self.listing.failing.clone(),
+            failing: self.failing(),
             stale: self.stale,
         })
     }
 
     pub(crate) fn status(&self, step: Step) -> Option<CheckpointStatus> {
-        let failing = self.listing.failing.clone();
+        let failing = self.failing();
         let newest = self.newest();
         let settings = self.settings.as_ref();
         settings.map(|_| checkpoint_status(newest, failing, step))
@@ -164,7 +241,6 @@ impl Checkpoints {
 mod tests {
     use super::*;
     use crate::test_job::job;
-    use std::time::Duration;
     use varuna_plan::Generation;
     use varuna_plan::state::Chain;
 
@@ -195,6 +271,8 @@ mod tests {
         let word = |event: &CheckpointEvent| match event {
             CheckpointEvent::Checkpointed { step, .. } => format!("checkpoint of {step}"),
             CheckpointEvent::CheckpointsFail { why, .. } => format!("fails: {why}"),
+            CheckpointEvent::CheckpointsWork { .. } => "works".to_owned(),
+            CheckpointEvent::LastCheckpointAwaited { step, why } => format!("awaits {step}: {why:?}"),
             CheckpointEvent::CheckpointStale { steps_behind, .. } => format!("{steps_behind} behind"),
             CheckpointEvent::ShardMisread { unit, by, .. } => format!("{unit} misread by {by}"),
             CheckpointEvent::CheckpointsTaken { by } => format!("taken by {by}"),
@@ -213,7 +291,7 @@ mod tests {
         assert!(update(&[0, 10], None, 60).is_empty(), "said once");
         assert_eq!(update(&[10], Some("full"), 61), ["fails: full"]);
         assert!(update(&[10], Some("full"), 62).is_empty());
-        assert_eq!(update(&[10, 60], None, 63), ["checkpoint of 60"]);
+        assert_eq!(update(&[10, 60], None, 63), ["checkpoint of 60", "works"]);
         assert_eq!(update(&[10, 60], None, 91), ["31 behind"], "stale anew");
         assert!(own.usable().is_some_and(|listing| listing.fresh));
         assert_eq!(
@@ -221,6 +299,52 @@ mod tests {
             Some(vec!["taken by other".into()])
         );
         assert!(own.taken("third".into()).is_none());
+    }
+
+    #[test]
+    fn failing_uploads_are_said_once_with_worker_and_place() {
+        let mut own = checkpoints("intervalSteps: 10");
+        own.update(listed(&[10], None), Step(12));
+        let full = Some("checkpoint store: No space left on device");
+        let (first, second) = (WorkerId(1), WorkerId(2));
+        let why = "w1 cannot upload to nowhere: checkpoint store: No space left on device";
+        let failed = own.note_uploads(first, "w1", full);
+        assert_eq!(said(failed.as_slice()), [format!("fails: {why}")]);
+        assert_eq!(own.note_uploads(first, "w1", full), None, "each heartbeat has it");
+        assert_eq!(own.note_uploads(second, "w2", full), None);
+        let shown = own.status(Step(12)).and_then(|status| status.failing);
+        assert_eq!(shown, Some(format!("{why} (and another worker)")));
+        assert!(!own.store_fails(), "it answers");
+        assert!(
+            own.update(listed(&[10], None), Step(13)).is_empty(),
+            "a full disk can be listed"
+        );
+        assert_eq!(
+            own.note_uploads(first, "w1", None),
+            None,
+            "the other one still fails"
+        );
+        let works = own.note_uploads(second, "w2", None);
+        assert_eq!(said(works.as_slice()), ["works"]);
+        assert_eq!(own.health().and_then(|health| health.failing), None);
+    }
+
+    #[test]
+    fn a_long_wait_for_the_last_checkpoint_is_said() {
+        let mut own = checkpoints("intervalSteps: 10");
+        own.update(listed(&[10], None), Step(20));
+        own.note_uploads(WorkerId(1), "w1", Some("full"));
+        let (end, waited) = (Step(20), Instant::now().checked_sub(AWAITED_AFTER));
+        assert_eq!(own.note_end(Step(19), end), None);
+        assert_eq!(own.note_end(end, end), None, "it has just begun");
+        own.last_awaited.as_mut().unwrap().since = waited.expect("the machine has run for so long");
+        let awaits = own.note_end(end, end);
+        let why = "awaits 20: Some(\"w1 cannot upload to nowhere: full\")";
+        assert_eq!(said(awaits.as_slice()), [why]);
+        assert_eq!(own.note_end(end, end), None, "said once");
+        let done = own.update(listed(&[10, 20], None), end);
+        assert_eq!(said(&done), ["checkpoint of 20", "works"]);
+        assert!(own.note_end(end, end).is_none() && own.last_awaited.is_none());
     }
 
     #[test]

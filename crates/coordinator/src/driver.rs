@@ -21,7 +21,7 @@ use varuna_api::Job;
 use varuna_plan::measured_step::MeasuredWork;
 use varuna_plan::{Generation, Plan, StateId, Step, WorkerId};
 use varuna_protocol::coordinator::{CoordinatorEffect, CoordinatorInput, Outcome};
-use varuna_protocol::{Coordinator, Event, Listing, Order, RunMode, Time};
+use varuna_protocol::{Coordinator, Event, Listing, Order, Report, RunMode, Time};
 use varuna_run_folder::{CheckpointEvent, RunFolder, RunStatus};
 use varuna_wire::{Downward, EncodedPlans, Hello, Upward, Welcome};
 
@@ -195,7 +195,10 @@ impl Driver {
             return;
         };
         match message {
-            Upward::Report(report) => self.feed(CoordinatorInput::Report { from: worker, report }),
+            Upward::Report(report) => self.take_report(worker, report, None),
+            Upward::UploadsFail { status, why } => {
+                self.take_report(worker, Report::Status(status), Some(&why));
+            }
             Upward::Metrics(mut timings) => {
                 let (observed, of) = (observed(&timings), (timings.generation, timings.step));
                 let measured = timings.measured.take();

@@ -13,6 +13,7 @@
 //! | `failure_log` | when a failure that repeats is logged |
 //! | [`record_format`] | the record as bytes |
 //! | `checkpoints`, `store_watcher` | what is known of the checkpoint store, and the task that asks it |
+//! | `upload_failures` | which workers say that their uploads fail |
 //! | `measured_steps` | the step that workers are measuring |
 //! | `publisher`, `event_text` | run folder, log and view |
 //! | [`recoveries`] | how long recoveries take, by phase and cause |
@@ -43,6 +44,7 @@ mod store_watcher;
 mod streams;
 #[cfg(test)]
 mod test_job;
+mod upload_failures;
 mod view;
 
 pub use error::CoordinatorError;

@@ -29,7 +29,7 @@ pub struct CheckpointHealth {
     pub newest: Option<Step>,
     /// When it was first seen.
     pub newest_at: Option<SystemTime>,
-    /// Why the last request to the store failed; none if it succeeded.
+    /// Why the store cannot be asked, or why workers cannot upload to it; none if both work.
     pub failing: Option<String>,
     /// Whether the newest is older than a few save intervals, for whatever reason.
     pub stale: bool,

@@ -248,7 +248,7 @@ pub(crate) const GAUGES: &[Gauge] = &[
     Gauge {
         name: "job_checkpoint_store_failing",
         quantity: Quantity::Number,
-        help: "1 while the store does not answer",
+        help: "1 while the store does not answer, or workers cannot upload to it",
         read: |run| one(Some(f64::from(u8::from(run.failing)))),
     },
 ];

@@ -39,12 +39,24 @@ pub enum CheckpointEvent {
         /// Identity of its state.
         state: StateId,
     },
-    /// The store does not answer, or refuses.
+    /// The store does not answer, or refuses, or workers cannot upload to it.
     CheckpointsFail {
-        /// The store's error.
+        /// The error of the store, or of the first such worker with its name.
         why: String,
         /// Step of the newest checkpoint that is known.
         newest_step: Option<Step>,
+    },
+    /// Neither is so any more.
+    CheckpointsWork {
+        /// Step of the newest checkpoint that is known.
+        newest_step: Option<Step>,
+    },
+    /// All steps are done, and the run waits for some time already until the checkpoint of the last one is complete.
+    LastCheckpointAwaited {
+        /// The last step.
+        step: Step,
+        /// Why checkpoints fail; none if they do not.
+        why: Option<String>,
     },
     /// The newest checkpoint is older than a few save intervals.
     CheckpointStale {
@@ -147,6 +159,21 @@ mod tests {
                 }),
                 None,
                 r#"{"event":"checkpointsFail","why":"403 Forbidden","newestStep":null,"timeMs":5}"#,
+            ),
+            (
+                checkpoint(CheckpointEvent::CheckpointsWork {
+                    newest_step: Some(Step(20)),
+                }),
+                None,
+                r#"{"event":"checkpointsWork","newestStep":20,"timeMs":5}"#,
+            ),
+            (
+                checkpoint(CheckpointEvent::LastCheckpointAwaited {
+                    step: Step(20),
+                    why: None,
+                }),
+                None,
+                r#"{"event":"lastCheckpointAwaited","step":20,"why":null,"timeMs":5}"#,
             ),
             (
                 checkpoint(CheckpointEvent::CheckpointStale {

@@ -38,7 +38,7 @@ pub struct CheckpointStatus {
     pub newest_step: Option<Step>,
     /// Steps committed since.
     pub steps_behind: Option<u64>,
-    /// Why the last request to the store failed; none if it succeeded.
+    /// Why the store cannot be asked, or why workers cannot upload to it; none if both work.
     pub failing: Option<String>,
 }
 

@@ -43,7 +43,7 @@ pub use hello::Hello;
 pub use metrics::{SegmentTimes, StepMetrics};
 pub use process_host::process_host;
 pub use unauthenticated::UnauthenticatedConnections;
-pub use up::Upward;
+pub use up::{UPLOADS_FAIL_BYTES_MAX, Upward};
 pub use version::{VERSIONS, program_version};
 
 /// Newest version of the protocol that this build speaks; [`VERSIONS`] has the oldest. 2: plans and the status are messages instead of JSON texts. 3: norms are

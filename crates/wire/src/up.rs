@@ -16,6 +16,8 @@ use varuna_protocol::{
     Digests, Following, Inventory, Keeping, MemoryShortage, Phase, Prepared, Ran, Report, Status, Suspicion,
 };
 
+/// Longest text about failing uploads, bytes. Errors of stores have addresses, paths and the store's own words; it is sent every second.
+pub const UPLOADS_FAIL_BYTES_MAX: usize = 400;
 /// Constraint on lists of units.
 const ONCE: &str = "each unit at most once";
 
@@ -26,6 +28,13 @@ pub enum Upward {
     Hello(Hello),
     /// A report of the worker's `Member`.
     Report(Report),
+    /// Its status while its uploads of checkpoints fail.
+    UploadsFail {
+        /// The status.
+        status: Status,
+        /// The last error, for people. The end of one that is longer than [`UPLOADS_FAIL_BYTES_MAX`] is left out.
+        why: String,
+    },
     /// A step's figures from the worker's engine.
     Metrics(StepMetrics),
 }
@@ -37,6 +46,10 @@ impl Upward {
         let message = match self {
             Upward::Hello(hello) => Wire::Hello(hello_to_wire(hello)),
             Upward::Report(report) => report_to_wire(report),
+            Upward::UploadsFail { status, why } => Wire::Status(v1::WorkerStatus {
+                uploads_fail: Some(shortened(why.clone())),
+                ..status_to_wire(status)
+            }),
             Upward::Metrics(metrics) => Wire::Metrics(metrics::to_wire(metrics)),
         };
         v1::Up {
@@ -51,7 +64,14 @@ impl Upward {
     pub fn from_wire(up: v1::Up) -> Result<Upward, WireError> {
         Ok(match need(up.message, "Up", "message")? {
             Wire::Hello(hello) => Upward::Hello(read_hello(hello)?),
-            Wire::Status(status) => Upward::Report(Report::Status(read_status(&status)?)),
+            Wire::Status(mut wire) => {
+                let why = wire.uploads_fail.take().map(shortened);
+                let status = read_status(&wire)?;
+                match why {
+                    Some(why) => Upward::UploadsFail { status, why },
+                    None => Upward::Report(Report::Status(status)),
+                }
+            }
             Wire::Suspect(s) => Upward::Report(Report::Suspect {
                 generation: Generation(s.generation),
                 about: WorkerId(s.about),
@@ -175,7 +195,18 @@ fn status_to_wire(status: &Status) -> v1::WorkerStatus {
         last_step: status.last_step.0,
         following: following_to_wire(status.following).into(),
         keeping: keeping_to_wire(status.keeping).into(),
+        uploads_fail: None,
     }
+}
+
+/// A text of at most [`UPLOADS_FAIL_BYTES_MAX`] bytes.
+fn shortened(mut text: String) -> String {
+    const CUT: &str = "...";
+    if text.len() > UPLOADS_FAIL_BYTES_MAX {
+        text.truncate(text.floor_char_boundary(UPLOADS_FAIL_BYTES_MAX - CUT.len()));
+        text.push_str(CUT);
+    }
+    text
 }
 
 fn keeping_to_wire(keeping: Keeping) -> v1::Keeping {

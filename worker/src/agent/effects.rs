@@ -2,6 +2,7 @@
 
 use super::engine_thread::{Command, Event, GradientOf, Reader, Recipient};
 use super::{Agent, AgentError, AgentEvent, StoreEvent};
+use crate::checkpoints::Checkpoints;
 use crate::state::{ReadError, UnitSnapshot, UnitState};
 use std::sync::Arc;
 use std::time::Duration;
@@ -273,7 +274,11 @@ impl Agent {
         {
             tracing::info!(%generation, %about, ?why, "suspects a peer");
         }
-        self.send(Upward::Report(report));
+        let failure = self.checkpoints.as_ref().and_then(Checkpoints::upload_failure);
+        self.send(match (report, failure) {
+            (Report::Status(status), Some(why)) => Upward::UploadsFail { status, why },
+            (report, _) => Upward::Report(report),
+        });
     }
 }
 

@@ -154,6 +154,33 @@ fn shard_path(folder: &tempfile::TempDir, unit: Unit) -> std::path::PathBuf {
     folder.path().join("small").join(of_state).join(file)
 }
 
+#[tokio::test]
+async fn failing_uploads_are_told_until_a_state_is_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let inner = without_threads(&folder, Box::new(|_, _| None));
+    let told = || inner.upload_failures.lock().why();
+    let units: Vec<Unit> = SMALL.layout().all_units().take(2).collect();
+    // A file where the folder of all checkpoints has to be; not even root can write below it.
+    let blocked = folder.path().join("small");
+    std::fs::write(&blocked, "").unwrap();
+    for is_told in [false, true] {
+        let failed = upload(&inner, id(5), units[0]).await;
+        assert!(failed.is_err());
+        assert_eq!(told().is_some(), is_told, "{:?}", told());
+        inner.backlog.lock().give_up(id(5));
+    }
+    std::fs::remove_file(&blocked).unwrap();
+    for unit in &units {
+        assert!(inner.backlog.lock().admit(id(6), *unit));
+    }
+    for (unit, is_told) in units.iter().zip([true, false]) {
+        let copy = copy_of(&inner, whole(*unit));
+        let uploaded = Arc::clone(&inner).upload_one(id(6), *unit, copy).await;
+        assert!(uploaded.is_ok());
+        assert_eq!(told().is_some(), is_told, "one unit proves nothing");
+    }
+}
+
 /// Changes one bit of a shard in the store, or changes it back.
 fn flip_bit(path: &std::path::Path) {
     let mut bytes = std::fs::read(path).unwrap();

@@ -124,7 +124,7 @@ impl Driver {
     }
 
     fn known_of_save(&self) -> Known {
-        let (run, health) = (self.machine.run(), self.checkpoints.health());
+        let run = self.machine.run();
         let step_time = run.observed_ms.map(|ms| Duration::try_from_secs_f64(ms / 1e3));
         Known {
             mode: run.mode,
@@ -132,7 +132,7 @@ impl Driver {
             step_time: step_time.and_then(Result::ok).unwrap_or_default(),
             bytes: self.checkpoints.unfinished_bytes(),
             is_saved: !self.machine.wants_checkpoint(),
-            store_fails: health.is_none_or(|h| h.failing.is_some()),
+            store_fails: self.checkpoints.store_fails(),
         }
     }
 }

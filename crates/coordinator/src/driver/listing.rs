@@ -3,17 +3,20 @@
 use super::Driver;
 use crate::inbox::CheckpointListing;
 use crate::store_watcher::Needs;
-use varuna_plan::{Base, StateId};
+use varuna_plan::{Base, StateId, WorkerId};
 use varuna_protocol::coordinator::CoordinatorInput;
-use varuna_protocol::{Listing, RunMode};
+use varuna_protocol::{Listing, Report, RunMode};
 
 impl Driver {
     /// Takes a listing of the checkpoint store: reports changes to people, and passes to the state machine what it can resume from.
     pub(super) fn take_listing(&mut self, listing: CheckpointListing) {
-        let step = self.machine.run().step;
+        let run = self.machine.run();
+        let step = run.step;
         let given_up = self.given_up(&listing.usable);
         self.checkpoints.set_given_up(given_up);
-        for event in self.checkpoints.update(listing, step) {
+        let mut events = self.checkpoints.update(listing, step);
+        events.extend(self.checkpoints.note_end(step, run.last_step));
+        for event in events {
             self.log_checkpoint(event);
         }
         if let Some(usable) = self.checkpoints.usable() {
@@ -21,6 +24,17 @@ impl Driver {
         }
         // The state machine knows only now which of the new ones are extra.
         self.send_needs();
+    }
+
+    /// Takes a worker's report, and why its uploads fail, if it says so with its status.
+    pub(super) fn take_report(&mut self, from: WorkerId, report: Report, failure: Option<&str>) {
+        if let (Report::Status(_), Some(stream)) = (&report, self.streams.get(from)) {
+            let name = &stream.hello.name;
+            if let Some(event) = self.checkpoints.note_uploads(from, name, failure) {
+                self.log_checkpoint(event);
+            }
+        }
+        self.feed(CoordinatorInput::Report { from, report });
     }
 
     /// Tells the store watcher which checkpoints the run needs, with each listing and as soon as the record changes. A plan may start from

@@ -13,7 +13,7 @@ use varuna_plan::state::Chain;
 use varuna_plan::{Base, Decision, OptimizerProgress};
 use varuna_protocol::coordinator::Timing;
 use varuna_protocol::member::{Member, MemberConfig, MemberEffect, MemberInput, MemberTiming};
-use varuna_protocol::{ComparisonRecord, Inventory, Record, Report, Rollback};
+use varuna_protocol::{ComparisonRecord, Inventory, Record, Rollback};
 use varuna_run_folder::RunFiles;
 
 const WORKER: WorkerId = WorkerId(1);
@@ -379,6 +379,30 @@ async fn no_state_that_a_rollback_gave_up_is_shown_as_newest() {
     }));
     let shown = driver.status().checkpoint.unwrap();
     assert_eq!(shown.newest_step, Some(Step(5)));
+}
+
+#[tokio::test]
+async fn failing_uploads_are_in_the_status_of_the_run() {
+    let temp = TempDir::new().unwrap();
+    let (inbound, _inbox) = channel(1);
+    let mut driver = driver_with(&temp, &inbound, options_with_checkpoints(&temp));
+    driver.feed(CoordinatorInput::LastStep(Step(9)));
+    let (down, _unread) = channel(64);
+    driver.attach(STREAM, hello(), down);
+    let report = first_status(&driver.job);
+    let Report::Status(status) = report else {
+        panic!("{report:?}");
+    };
+    let failing = |driver: &Driver| driver.status().checkpoint.and_then(|saved| saved.failing);
+    let why = "full".to_owned();
+    driver.handle_message(WORKER, STREAM, Upward::UploadsFail { status, why });
+    let shown = failing(&driver).unwrap();
+    assert!(
+        shown.starts_with("w1 cannot upload to ") && shown.ends_with("/store: full"),
+        "{shown}"
+    );
+    driver.handle_message(WORKER, STREAM, Upward::Report(Report::Status(status)));
+    assert_eq!(failing(&driver), None);
 }
 
 #[tokio::test]

@@ -9,10 +9,17 @@ pub(crate) fn of_checkpoint(event: &CheckpointEvent) -> String {
     match event {
         CheckpointEvent::Checkpointed { step, .. } => format!("checkpoint of step {step} is complete"),
         CheckpointEvent::CheckpointsFail { why, newest_step } => {
-            let newest = newest_step.map_or("there is none yet".into(), |s| {
-                format!("the newest is of step {s}")
-            });
-            format!("checkpoints are failing ({newest}): {why}")
+            format!("checkpoints are failing ({}): {why}", newest(*newest_step))
+        }
+        CheckpointEvent::CheckpointsWork { newest_step } => {
+            format!("checkpoints work again ({})", newest(*newest_step))
+        }
+        CheckpointEvent::LastCheckpointAwaited { step, why } => {
+            let why = why.as_ref().map_or(String::new(), |why| format!(": {why}"));
+            format!(
+                "all {} are done, and the run ends as soon as the checkpoint of the last one is complete{why}",
+                count(step.0, "step")
+            )
         }
         CheckpointEvent::CheckpointStale {
             newest_step: Step(0),
@@ -33,4 +40,10 @@ pub(crate) fn of_checkpoint(event: &CheckpointEvent) -> String {
             format!("run {by} has taken over the checkpoint location: this run ends")
         }
     }
+}
+
+fn newest(step: Option<Step>) -> String {
+    step.map_or("there is none yet".to_owned(), |step| {
+        format!("the newest is of step {step}")
+    })
 }

@@ -288,6 +288,10 @@ fn of_checkpoints() -> Vec<CheckpointEvent> {
         why: "403 Forbidden".into(),
         newest_step,
     };
+    let awaited = |why: Option<&str>| CheckpointEvent::LastCheckpointAwaited {
+        step: Step(600),
+        why: why.map(str::to_owned),
+    };
     let stale = |step| CheckpointEvent::CheckpointStale {
         newest_step: Step(step),
         steps_behind: 61,
@@ -299,6 +303,13 @@ fn of_checkpoints() -> Vec<CheckpointEvent> {
         },
         failing(Some(Step(100))),
         failing(None),
+        CheckpointEvent::CheckpointsWork {
+            newest_step: Some(Step(100)),
+        },
+        awaited(None),
+        awaited(Some(
+            "w1 cannot upload to /data/checkpoints: No space left on device",
+        )),
         stale(20),
         stale(0),
         CheckpointEvent::ShardMisread {

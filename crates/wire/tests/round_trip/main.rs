@@ -17,7 +17,10 @@ use varuna_plan::{
     Shape, Stage, StateId, Step, Unit, WorkerId,
 };
 use varuna_protocol::{Inventory, MemoryShortage, Order, Prepared, Report, Suspicion, Versions};
-use varuna_wire::{Downward, EncodedPlans, PROTOCOL_VERSION, Upward, VERSIONS, Welcome, WireError, v1};
+use varuna_wire::{
+    Downward, EncodedPlans, PROTOCOL_VERSION, UPLOADS_FAIL_BYTES_MAX, Upward, VERSIONS, Welcome, WireError,
+    v1,
+};
 
 /// The smallest possible plan.
 fn small_plan() -> Plan {
@@ -94,6 +97,36 @@ fn earlier_keeper_counts_as_able() {
         ..v1::WorkerStatus::default()
     };
     assert_eq!(in_step.encode_to_vec(), [12 << 3, 2]);
+}
+
+#[test]
+fn long_errors_of_uploads_are_cut() {
+    let status = v1::WorkerStatus {
+        phase: v1::Phase::Running.into(),
+        at: Some(v1::StateId::default()),
+        uploads_fail: Some("é".repeat(UPLOADS_FAIL_BYTES_MAX)),
+        ..v1::WorkerStatus::default()
+    };
+    let up = v1::Up {
+        message: Some(v1::up::Message::Status(status)),
+    };
+    let heard = Upward::from_wire(over_the_wire(&up)).unwrap();
+    let Upward::UploadsFail { status, why } = heard else {
+        panic!("{heard:?}");
+    };
+    assert!(
+        why.len() <= UPLOADS_FAIL_BYTES_MAX && why.ends_with("é..."),
+        "{why}"
+    );
+    let long = why + &"x".repeat(UPLOADS_FAIL_BYTES_MAX);
+    let sent = Upward::UploadsFail { status, why: long }.to_wire();
+    let Some(v1::up::Message::Status(sent)) = sent.message else {
+        panic!("{sent:?}");
+    };
+    assert!(
+        sent.uploads_fail
+            .is_some_and(|why| why.len() <= UPLOADS_FAIL_BYTES_MAX)
+    );
 }
 
 #[test]

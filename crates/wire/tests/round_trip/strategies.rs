@@ -319,6 +319,7 @@ pub(crate) fn upward() -> impl Strategy<Value = Upward> {
     prop_oneof![
         hello().prop_map(Upward::Hello),
         status().prop_map(|s| Upward::Report(Report::Status(s))),
+        (status(), "[ -~]{0,400}").prop_map(|(status, why)| Upward::UploadsFail { status, why }),
         suspect.prop_map(Upward::Report),
         inventory().prop_map(|i| Upward::Report(Report::Inventory(i))),
         decision().prop_map(|decision| Upward::Report(Report::Committed { decision })),

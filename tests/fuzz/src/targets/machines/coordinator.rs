@@ -10,8 +10,8 @@ use varuna_checkpoint::parse_folder;
 use varuna_plan::{Step, WorkerId};
 use varuna_protocol::coordinator::Observed;
 use varuna_protocol::{
-    Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Hello, Listing, Order, Record, Time,
-    Timing,
+    Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Hello, Listing, Order, Record,
+    Report, Time, Timing,
 };
 use varuna_sim::RandomPlanner;
 use varuna_wire::{Downward, Upward, v1};
@@ -98,6 +98,10 @@ impl CoordinatorRun {
                         },
                     },
                     Upward::Report(report) => CoordinatorInput::Report { from, report },
+                    Upward::UploadsFail { status, .. } => CoordinatorInput::Report {
+                        from,
+                        report: Report::Status(status),
+                    },
                     Upward::Metrics(m) => CoordinatorInput::Observed {
                         from,
                         observed: Observed {
