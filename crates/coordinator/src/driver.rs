@@ -55,6 +55,8 @@ pub(crate) struct Driver {
     checkpoints: Checkpoints,
     /// The version of the record from which the needs of the run were last sent to the store watcher.
     needs_told: u64,
+    /// They are sent for the last time: the run has ended.
+    is_last_told: bool,
     measured_steps: MeasuredSteps,
     publisher: Publisher,
     event_upload: Option<EventUpload>,
@@ -93,6 +95,7 @@ impl Driver {
             plans: EncodedPlans::default(),
             checkpoints: Checkpoints::start(job.checkpoint.clone(), options.checkpoints, inbound),
             needs_told: 0,
+            is_last_told: false,
             event_upload,
             measured_steps: MeasuredSteps::default(),
             publisher: Publisher::new(folder, &job, watchers),
@@ -118,6 +121,7 @@ impl Driver {
                 self.publish(ended);
             }
             if let Some(outcome) = self.outcome.take() {
+                self.send_last_needs(&outcome);
                 tokio::time::sleep(LAST_MESSAGES).await;
                 if let Some(upload) = self.event_upload.take() {
                     upload.end().await;

@@ -4,7 +4,7 @@ use super::Driver;
 use crate::inbox::CheckpointListing;
 use crate::store_watcher::Needs;
 use varuna_plan::{Base, StateId, WorkerId};
-use varuna_protocol::coordinator::CoordinatorInput;
+use varuna_protocol::coordinator::{CoordinatorInput, Outcome};
 use varuna_protocol::{Listing, Report, RunMode};
 
 impl Driver {
@@ -54,6 +54,15 @@ impl Driver {
         }
     }
 
+    /// Tells the store watcher for the last time which checkpoints are needed. No worker loads the one that the plan began with any more: it may go,
+    /// so that only the configured number is left. After another end than this, somebody else may still need it.
+    pub(super) fn send_last_needs(&mut self, outcome: &Outcome) {
+        if matches!(outcome, Outcome::Done | Outcome::Stopped) {
+            self.is_last_told = true;
+            self.send_needs();
+        }
+    }
+
     /// The states among these that the run has given up in a rollback.
     fn given_up(&self, states: &[StateId]) -> Vec<StateId> {
         let trust = &self.machine.record().trust;
@@ -65,6 +74,7 @@ impl Driver {
     fn needs(&self, usable: &Listing) -> Needs {
         let record = self.machine.record();
         let plans = [&record.plan, &record.next].into_iter().flatten();
+        let plans = plans.filter(|_| !self.is_last_told);
         let bases = plans.filter_map(|plan| match plan.base {
             Base::Fixed { id, .. } => Some(id),
             Base::AtSwitch { .. } => None,

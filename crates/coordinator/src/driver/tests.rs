@@ -417,6 +417,14 @@ async fn base_checkpoint_of_a_plan_is_kept_once_persisted() {
     let needs = driver.checkpoints.watcher().and_then(|watcher| watcher.needs());
     let needs = needs.unwrap();
     assert_eq!((needs.protected, needs.newest), (vec![saved], Some(saved)));
+    let protected = |driver: &Driver| {
+        let needs = driver.checkpoints.watcher().and_then(|watcher| watcher.needs());
+        needs.unwrap().protected
+    };
+    driver.send_last_needs(&Outcome::Deposed);
+    assert_eq!(protected(&driver), [saved], "the next coordinator may need it");
+    driver.send_last_needs(&Outcome::Stopped);
+    assert!(protected(&driver).is_empty(), "the run has ended");
 }
 
 #[tokio::test]

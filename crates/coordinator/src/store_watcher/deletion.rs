@@ -38,6 +38,15 @@ impl Needs {
         self.extra.extend(&unknown);
         self
     }
+
+    /// The same at the end of the run, which says nothing more of checkpoints that it does not know. One may have been on its way when the run
+    /// was stopped. It counts as a regular one, unless the run has ordered extra ones lately, so that it may be extra.
+    fn with_unknown_at_end(self, all: &[Listed]) -> Needs {
+        match self.extra.is_empty() {
+            true => self,
+            false => self.with_unknown(all),
+        }
+    }
 }
 
 impl Task {
@@ -79,20 +88,26 @@ impl Task {
         if let Ok(Ok(all)) = tokio::time::timeout(within / 2, look).await {
             self.listed = Some(all);
         }
-        self.prune(end.saturating_duration_since(Instant::now())).await;
+        let rest = end.saturating_duration_since(Instant::now());
+        self.delete_old(rest, Needs::with_unknown_at_end).await;
     }
 
     /// Marks what the run has given up, and deletes old checkpoints of the last listing. The store is not listed again for this: that of a
     /// large store may take longer than deletions may, and would show little more. What is not done `within` this time is done after the
     /// next listing. If the location gets another owner meanwhile, the rest is left to that one, which knows better what is needed.
     pub(super) async fn prune(&mut self, within: Duration) {
+        self.delete_old(within, Needs::with_unknown).await;
+    }
+
+    /// Deletes old checkpoints of the last listing. `complete_needs` adds what follows from the listing to what the run has said.
+    async fn delete_old(&mut self, within: Duration, complete_needs: fn(Needs, &[Listed]) -> Needs) {
         let Some(needs) = self.needs() else {
             return;
         };
         let Some(mut all) = self.listed.take() else {
             return;
         };
-        let needs = needs.with_unknown(&all);
+        let needs = complete_needs(needs, &all);
         let foreign = self
             .verdicts
             .iter()
@@ -167,6 +182,34 @@ pub(super) mod tests {
         Needs {
             newest: Some(of_generation(u64::MAX, 0)),
             ..Needs::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn only_so_many_are_left_when_one_comes_at_the_end() {
+        for (extra, left) in [(None, 1..3), (Some(1), 0..3)] {
+            let folder = TempDir::new().unwrap();
+            let given = Checkpointing {
+                keep: 2,
+                ..empty(&folder)
+            };
+            let store = given.store.clone();
+            let ids = [1, 2, 3].map(|step| of_generation(1, step));
+            for id in ids {
+                put(&store, id, None, None).await;
+                assert!(store.complete(id).await.unwrap());
+            }
+            let known = Needs {
+                extra: extra.map(|index: usize| ids[index]).into_iter().collect(),
+                newest: Some(ids[1]),
+                ..Needs::default()
+            };
+            let (_needs, needed) = watch::channel(Some(known));
+            let (_discarded, discards) = watch::channel(None);
+            let mut task = Task::new(given, needed, discards);
+            task.standing = Some(LeaseState::Owner);
+            task.prune_at_end(PRUNE_TIMEOUT).await;
+            assert_eq!(in_store(&store).await, ids[left], "extra: {extra:?}");
         }
     }
 
