@@ -1,7 +1,7 @@
 //! `varuna run --max-restarts`: workers that die while the run trains are replaced, as often as was asked and not more often.
 
 use nix::sys::signal::Signal;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use varuna_fixtures::{JobFile, Run, assert_same_curve, event, last_of_each, signal};
 use varuna_protocol::Phase;
@@ -10,6 +10,8 @@ use varuna_protocol::Phase;
 const STEPS: u64 = 200;
 /// More than any machine trains here.
 const FOR_EVER: u64 = 1_000_000;
+/// How long a coordinator waits at the least for members of an inherited plan, and then for holders of its state, if it knows nothing of them.
+const HOLDERS_AWAITED: Duration = Duration::from_secs(33);
 /// How long `varuna run` waits for workers when none is left.
 const WITHOUT_WORKERS: Duration = Duration::from_secs(300);
 
@@ -49,6 +51,21 @@ fn without_workers(store: &TempDir) -> Run {
         run.report()
     );
     run
+}
+
+#[test]
+fn killed_run_does_not_wait_for_workers_that_died_with_it() {
+    let store = TempDir::new().unwrap();
+    let mut run = Run::start(&job(&store, FOR_EVER), 2);
+    run.wait_for("a checkpoint", |run| event(run, "checkpointed"));
+    run.kill_coordinator();
+    let began = Instant::now();
+    run.start_again(2);
+    run.wait_for("the run to go on from the checkpoint", |run| {
+        let restored = |e: &serde_json::Value| e["event"] == "resumed" && e["restored"] == true;
+        run.events().iter().any(restored).then_some(())
+    });
+    assert!(began.elapsed() < HOLDERS_AWAITED, "{}", run.report());
 }
 
 #[test]

@@ -8,6 +8,7 @@ use crate::measured_steps::MeasuredSteps;
 use crate::options::{Options, ScaleRequest};
 use crate::publisher::{CommitReport, Publisher};
 use crate::record_client::RecordClient;
+use crate::started_workers::StartedWorkers;
 use crate::status::{observed, run_status};
 use crate::step_figures::{MemberFigures, is_new_commit};
 use crate::streams::Streams;
@@ -33,7 +34,7 @@ mod start;
 mod tests;
 
 use final_save::FinalSave;
-use start::{event_upload, machine, planner, protocol_config, report};
+use start::{event_upload, machine, planner, protocol_config, report, started_workers};
 
 /// How often the state machine gets the time.
 const TICK: Duration = Duration::from_millis(20);
@@ -51,6 +52,8 @@ pub(crate) struct Driver {
     scale: Option<Sender<ScaleRequest>>,
     record: RecordClient,
     streams: Streams,
+    /// If this process starts workers.
+    started_workers: Option<StartedWorkers>,
     plans: EncodedPlans,
     checkpoints: Checkpoints,
     /// The version of the record from which the needs of the run were last sent to the store watcher.
@@ -92,6 +95,7 @@ impl Driver {
             steps: Step(options.steps),
             record,
             streams: Streams::default(),
+            started_workers: started_workers(options.host, &folder, inbound),
             plans: EncodedPlans::default(),
             checkpoints: Checkpoints::start(job.checkpoint.clone(), options.checkpoints, inbound),
             needs_told: 0,
@@ -176,6 +180,7 @@ impl Driver {
                     self.feed(CoordinatorInput::ProcessEnded { worker });
                 }
             }
+            Inbound::WorkerEnded(worker) => self.feed(CoordinatorInput::ProcessEnded { worker }),
             Inbound::Notice(notice) => self.take_notice(&notice),
         }
     }
@@ -183,6 +188,9 @@ impl Driver {
     fn attach(&mut self, number: StreamNumber, hello: Hello, down: DownSender) {
         let from = hello.worker;
         let report = report(&hello);
+        if let Some(started) = &mut self.started_workers {
+            started.note(&hello);
+        }
         if !self.streams.attach(number, hello, down) {
             return;
         }
@@ -255,17 +263,6 @@ impl Driver {
     fn is_over(&self) -> bool {
         let mode = self.machine.run().mode;
         matches!(mode, RunMode::Done | RunMode::Stopped | RunMode::Ended)
-    }
-
-    fn save(&mut self) -> Result<u64, String> {
-        if self.checkpoints.watcher().is_none() {
-            return Err("the job names no location for checkpoints (spec.checkpoint)".into());
-        }
-        if self.is_over() {
-            return Err("the run is ending: no step follows after which a checkpoint could be saved".into());
-        }
-        self.feed(CoordinatorInput::Save);
-        Ok(self.machine.run().step.0)
     }
 
     fn take_notice(&mut self, notice: &WorkerNotice) {

@@ -62,6 +62,8 @@ pub(crate) enum Inbound {
     LocationTaken(String),
     /// A worker's process has ended.
     ProcessEnded(Process),
+    /// A worker of an earlier coordinator's process has ended.
+    WorkerEnded(WorkerId),
     /// The process around the coordinator knows something about a worker.
     Notice(WorkerNotice),
 }

@@ -9,6 +9,7 @@
 //! | `server` | the gRPC service: requests and streams become messages of the inbox |
 //! | `driver` | the state machine, its clock and the order of its inputs and effects |
 //! | `streams` | the attached workers |
+//! | `started_workers` | the workers that this process has started, and those of an earlier process that have ended |
 //! | `record_client`, [`store`] | the persisted record |
 //! | `failure_log` | when a failure that repeats is logged |
 //! | [`record_format`] | the record as bytes |
@@ -36,6 +37,7 @@ pub mod record_format;
 pub mod recoveries;
 mod serve;
 mod server;
+mod started_workers;
 mod status;
 mod step_figures;
 pub mod store;

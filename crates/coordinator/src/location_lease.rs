@@ -1,4 +1,4 @@
-//! Claims of this host's processes to a checkpoint location, and the check whether the process of an earlier claim has ended.
+//! Claims of this host's processes to a checkpoint location, and the check whether the process of an earlier claim, or another one, has ended.
 
 use std::io::ErrorKind;
 use varuna_checkpoint::Claim;
@@ -20,12 +20,23 @@ pub fn claim_of_this_process(run: String) -> Claim {
 /// Whether the process of the claim ran on this machine and has certainly ended.
 #[must_use]
 pub fn claimant_has_ended(claim: &Claim) -> bool {
-    let here = !claim.machine.is_empty() && machine().is_some_and(|m| m == claim.machine);
-    here && started(claim.process).is_ok_and(|start| start != Some(claim.started))
+    process_has_ended(&claim.machine, claim.process, claim.started)
+}
+
+/// Whether a process ran on this machine and has certainly ended.
+pub(crate) fn process_has_ended(on: &str, process: u32, since: u64) -> bool {
+    let here = !on.is_empty() && machine().is_some_and(|m| m == on);
+    here && started(process).is_ok_and(|start| start != Some(since))
+}
+
+/// When a child of this process was started, in clock ticks since boot; none if there is no such child.
+pub(crate) fn started_as_child(process: u32) -> Option<u64> {
+    let stat = stat(process).ok().flatten()?;
+    (stat.parent == std::process::id()).then_some(stat.started)
 }
 
 /// Identifies this boot of this machine and this process's PID namespace (containers have their own).
-fn machine() -> Option<String> {
+pub(crate) fn machine() -> Option<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let table = std::fs::read_link("/proc/self/ns/pid").ok()?;
     Some(format!("{} {}", boot.trim(), table.display()))
@@ -33,18 +44,31 @@ fn machine() -> Option<String> {
 
 /// When a process started, in clock ticks since boot; none if there is no such process.
 fn started(process: u32) -> Result<Option<u64>, std::io::Error> {
+    Ok(stat(process)?.map(|stat| stat.started))
+}
+
+/// What the system says about a process.
+struct Stat {
+    parent: u32,
+    started: u64,
+}
+
+/// What the system says about a process; none if there is no such process.
+fn stat(process: u32) -> Result<Option<Stat>, std::io::Error> {
     let text = match std::fs::read_to_string(format!("/proc/{process}/stat")) {
         Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
-    // The name, in parentheses, may contain any characters; the start time is the 20th field after it (proc(5)).
+    // The name, in parentheses, may contain any characters; the parent is the second field after it, and the start time the 20th (proc(5)).
     let fields = text.rsplit_once(')').map_or("", |(_, fields)| fields);
-    let start = fields
-        .split_ascii_whitespace()
-        .nth(19)
-        .and_then(|f| f.parse().ok());
-    start.map(Some).ok_or_else(|| ErrorKind::InvalidData.into())
+    let mut fields = fields.split_ascii_whitespace();
+    let parent = fields.nth(1).and_then(|f| f.parse().ok());
+    let started = fields.nth(17).and_then(|f| f.parse().ok());
+    match (parent, started) {
+        (Some(parent), Some(started)) => Ok(Some(Stat { parent, started })),
+        _ => Err(ErrorKind::InvalidData.into()),
+    }
 }
 
 #[cfg(test)]

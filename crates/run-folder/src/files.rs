@@ -1,6 +1,6 @@
 //! Reading a run folder.
 
-use crate::{Contact, EventEntry, Metric, RunStatus};
+use crate::{Contact, EventEntry, Metric, RunStatus, WorkerProcesses};
 use serde::de::DeserializeOwned;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -134,6 +134,20 @@ impl RunFiles {
     #[must_use]
     pub fn worker_log_path(&self, name: &str) -> PathBuf {
         self.workers_path().join(format!("{name}.log"))
+    }
+
+    /// Path of the processes of workers that the run's own process has started.
+    #[must_use]
+    pub fn worker_processes_path(&self) -> PathBuf {
+        self.folder.join("processes.json")
+    }
+
+    /// The processes of workers that the run's own process has started.
+    ///
+    /// # Errors
+    /// There is no such file, or it holds something else.
+    pub fn worker_processes(&self) -> Result<WorkerProcesses, ReadError> {
+        document(self.worker_processes_path())
     }
 
     /// How to reach the coordinator.

@@ -12,6 +12,7 @@
 //! | `measured-step.json` | when each task of a step of the newest plan ran | [`varuna_plan::measured_step::MeasuredStep`] |
 //! | `tensorboard/` | the committed steps as event files for TensorBoard | [`varuna_tensorboard`] |
 //! | `workers/NAME.log` | the logs of workers that `varuna run` started | text |
+//! | `processes.json` | the processes of these workers | [`WorkerProcesses`] |
 //!
 //! The coordinator writes through [`RunFolder`], which holds the folder's lock; everyone else reads through [`RunFiles`].
 //! This crate decides nothing. Reads and writes of files are its only I/O.
@@ -24,6 +25,7 @@ mod files;
 mod folder;
 mod log;
 mod metric;
+mod processes;
 mod status;
 
 pub use atomic::{Access, Durability, replace_file};
@@ -32,4 +34,5 @@ pub use event::{CheckpointEvent, EventEntry, LoggedEvent};
 pub use files::{ReadError, RunFiles};
 pub use folder::{FolderError, RunFolder};
 pub use metric::{Metric, StepFigures, now_ms};
+pub use processes::{WorkerProcess, WorkerProcesses};
 pub use status::{CheckpointStatus, RunStatus, StepTimings, WorkerStatus};

@@ -4,6 +4,7 @@ use super::Driver;
 use std::time::{Duration, Instant};
 use varuna_plan::Step;
 use varuna_protocol::RunMode;
+use varuna_protocol::coordinator::CoordinatorInput;
 
 /// How long the run waits while nothing more of its last checkpoint comes to the store, at least. A store shows a shard only once all of it is
 /// there, and the first shard of a large model is some gigabytes. Whoever ends the process by force sooner, as `docker stop` does after 10 s,
@@ -35,6 +36,8 @@ pub(super) struct FinalSave {
 #[derive(Clone, Copy)]
 struct Known {
     mode: RunMode,
+    /// Some worker may hold a state that it has trained.
+    may_hold_state: bool,
     /// Steps done.
     step: Step,
     /// Time of a step; zero if it is not known.
@@ -77,6 +80,8 @@ impl FinalSave {
             known.mode,
             RunMode::Starting | RunMode::Waiting | RunMode::Done | RunMode::Stopped | RunMode::Ended
         );
+        let waits_for_workers = matches!(known.mode, RunMode::Settling | RunMode::Recovering);
+        let nothing_to_save = waits_for_workers && !known.may_hold_state;
         let since = |at: Instant| now.duration_since(at);
         // The step that was being run at the request ends first, and the order may come too late for the next one.
         let steps = if self.has_begun {
@@ -88,11 +93,23 @@ impl FinalSave {
         let quiet_max = QUIET_MIN.max(self.progress.duration_since(self.requested)) + steps;
         let is_late = since(self.progress) >= quiet_max || since(self.requested) >= FINAL_SAVE_MAX;
         let store_fails = self.failing.is_some_and(|at| since(at) >= FAILING_STORE_MAX);
-        known.is_saved || no_step_follows || is_late || store_fails
+        known.is_saved || no_step_follows || nothing_to_save || is_late || store_fails
     }
 }
 
 impl Driver {
+    /// Orders a checkpoint of the next step. Returns the number of steps done, or why there will be none.
+    pub(super) fn save(&mut self) -> Result<u64, String> {
+        if self.checkpoints.watcher().is_none() {
+            return Err("the job names no location for checkpoints (spec.checkpoint)".into());
+        }
+        if self.is_over() {
+            return Err("the run is ending: no step follows after which a checkpoint could be saved".into());
+        }
+        self.feed(CoordinatorInput::Save);
+        Ok(self.machine.run().step.0)
+    }
+
     /// Ends the run after one more checkpoint, if the job has a place for it.
     pub(super) fn save_and_stop(&mut self) {
         if self.final_save.is_some() {
@@ -123,11 +140,19 @@ impl Driver {
         }
     }
 
+    /// Whether a worker may hold a state that it has trained. Workers that others have started may still come back with one. Those that an earlier
+    /// process has started ended with it, so that where this process starts them, only attached ones count.
+    fn may_hold_state(&self) -> bool {
+        let workers = self.machine.snapshot().workers;
+        self.started_workers.is_none() || workers.iter().any(|w| w.up && w.step > Step(0))
+    }
+
     fn known_of_save(&self) -> Known {
         let run = self.machine.run();
         let step_time = run.observed_ms.map(|ms| Duration::try_from_secs_f64(ms / 1e3));
         Known {
             mode: run.mode,
+            may_hold_state: self.may_hold_state(),
             step: run.step,
             step_time: step_time.and_then(Result::ok).unwrap_or_default(),
             bytes: self.checkpoints.unfinished_bytes(),
@@ -144,6 +169,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const TRAINING: Known = Known {
         mode: RunMode::Training,
+        may_hold_state: true,
         step: Step(7),
         step_time: Duration::ZERO,
         bytes: 0,
@@ -175,6 +201,21 @@ mod tests {
         let over = |mode| is_over(SECOND, Known { mode, ..TRAINING });
         assert!(!over(RunMode::Recovering) && !over(RunMode::Launching) && !over(RunMode::Changing));
         assert!(over(RunMode::Waiting) && over(RunMode::Stopped) && over(RunMode::Done));
+    }
+
+    #[test]
+    fn a_run_that_waits_for_an_earlier_one_stops_at_once() {
+        let waiting = |mode| Known {
+            mode,
+            may_hold_state: false,
+            ..TRAINING
+        };
+        for mode in [RunMode::Settling, RunMode::Recovering] {
+            assert!(is_over(Duration::ZERO, waiting(mode)), "{mode}");
+            assert!(!is_over(Duration::ZERO, Known { mode, ..TRAINING }), "{mode}");
+        }
+        let launching = waiting(RunMode::Launching);
+        assert!(!is_over(Duration::ZERO, launching), "it is about to train");
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! Creates the state machine, and the description of a worker for it.
 
 use crate::event_upload::EventUpload;
+use crate::inbox::Inbound;
 use crate::options::Options;
+use crate::started_workers::StartedWorkers;
 use std::time::Duration;
+use tokio::sync::mpsc::Sender;
 use varuna_api::Job;
 use varuna_plan::{Costs, Planner, Step};
 use varuna_protocol::coordinator::{self, Coordinator, CoordinatorConfig};
@@ -68,6 +71,17 @@ pub(super) fn protocol_config(options: &Options, folder: &RunFolder) -> Coordina
         published: folder.last_metric().map(|m| m.state),
         ..CoordinatorConfig::new(job.layout(), batch, last_step)
     }
+}
+
+/// The workers of this process, if it starts any, and a task that looks for those of an earlier one.
+pub(super) fn started_workers(
+    host: Option<String>,
+    folder: &RunFolder,
+    inbound: &Sender<Inbound>,
+) -> Option<StartedWorkers> {
+    let local = StartedWorkers::open(host?, folder.files())?;
+    local.watch_earlier(inbound);
+    Some(local)
 }
 
 /// The task that copies event files to the store, where the store is to get them.
