@@ -16,6 +16,8 @@ pub(crate) struct Series<'a> {
     pub(crate) style: Style,
     /// The points (x, y), in the order of x.
     pub(crate) points: Vec<(f64, f64)>,
+    /// Where the series is interrupted, in order: nothing is drawn from a point before such an x to one at it or after it.
+    pub(crate) breaks: Vec<f64>,
 }
 
 pub(crate) enum Style {
@@ -41,6 +43,12 @@ pub(crate) fn svg(size: (u32, u32), draw: impl FnOnce(&Area) -> Drawn) -> Result
 /// A number at an axis, without the noise of its last bits.
 fn label(value: &f64) -> String {
     ((value * 1e6).round() / 1e6).to_string()
+}
+
+/// The parts of a series between its breaks.
+fn pieces<'a>(points: &'a [(f64, f64)], breaks: &'a [f64]) -> impl Iterator<Item = &'a [(f64, f64)]> {
+    let piece = move |at: f64| breaks.partition_point(|edge| *edge <= at);
+    points.chunk_by(move |a, b| piece(a.0) == piece(b.0))
 }
 
 /// Draws series above a common x axis; y starts at zero. Two or more series get a legend.
@@ -70,18 +78,29 @@ pub(crate) fn panel(area: &Area, x: Range<f64>, labels: (&str, &str), series: &[
         color,
         style,
         points,
+        breaks,
     } in series
     {
-        let points = points.iter().copied();
-        let drawn = match style {
-            Style::Area => chart.draw_series(AreaSeries::new(points, 0.0, color))?,
-            Style::Line => chart.draw_series(LineSeries::new(points, color))?,
-            Style::Dots => chart.draw_series(LineSeries::new(points, color.stroke_width(2)).point_size(2))?,
-        };
-        let swatch = color.filled();
-        drawn
-            .label(*name)
-            .legend(move |(x, y)| Rectangle::new([(x, y - 4), (x + 14, y + 4)], swatch));
+        for (number, piece) in pieces(points, breaks).enumerate() {
+            let points = piece.iter().copied();
+            let drawn = match style {
+                Style::Area => chart.draw_series(AreaSeries::new(points, 0.0, color))?,
+                // A line of one point has no length and would not be seen.
+                Style::Line if piece.len() == 1 => {
+                    chart.draw_series(LineSeries::new(points, color.filled()).point_size(2))?
+                }
+                Style::Line => chart.draw_series(LineSeries::new(points, color))?,
+                Style::Dots => {
+                    chart.draw_series(LineSeries::new(points, color.stroke_width(2)).point_size(2))?
+                }
+            };
+            let swatch = color.filled();
+            if number == 0 {
+                drawn
+                    .label(*name)
+                    .legend(move |(x, y)| Rectangle::new([(x, y - 4), (x + 14, y + 4)], swatch));
+            }
+        }
     }
     if series.len() > 1 {
         chart

@@ -123,6 +123,7 @@ fn svg(rows: &[Row], priced: bool) -> Result<String, Failure> {
             .iter()
             .filter_map(|r| Some((r.workers as f64, value(r.plan.as_ref().ok()?))))
             .collect(),
+        breaks: Vec::new(),
     };
     let cost = if priced {
         "cost/1000 samples"

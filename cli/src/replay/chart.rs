@@ -28,6 +28,7 @@ pub(super) fn draw(title: &str, report: &Report) -> Result<String, Failure> {
             color,
             style,
             points: steps(report, value),
+            breaks: Vec::new(),
         };
         #[expect(clippy::cast_precision_loss, reason = "counts of nodes")]
         let counts = [

@@ -13,12 +13,23 @@ pub(super) struct Recovery {
     pub(super) cause: Cause,
     /// How long nothing was trained.
     pub(super) took: Duration,
+    /// How much of it training waited for workers. It is in none of the phases.
+    pub(super) waited: Duration,
     /// Phases of the recovery, in order.
     pub(super) phases: Vec<(Phase, Duration)>,
     /// The plan that followed.
     pub(super) plan: String,
     /// Published steps that were run again because of it.
     pub(super) steps_lost: u64,
+}
+
+/// A time in which no coordinator led the run, or none that fenced: the run was stopped, or all of it was gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Stop {
+    /// The last commit before it, since the first step.
+    pub(super) from: Duration,
+    /// When the next coordinator began a recovery, since the first step.
+    pub(super) until: Duration,
 }
 
 /// What time was spent on.
@@ -30,7 +41,9 @@ pub(super) enum Spent {
     Again,
     /// Nobody trained until another coordinator had begun: the run was stopped, or all of it was gone.
     Stopped,
-    /// Recoveries.
+    /// In a recovery training waited for workers: there were fewer than the job needs, or too few for a plan.
+    Waiting,
+    /// Recoveries, without the time in which they waited for workers.
     Recovery(Cause),
 }
 
@@ -38,18 +51,24 @@ pub(super) enum Spent {
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Account {
     pub(super) recoveries: Vec<Recovery>,
+    /// In order.
+    pub(super) stops: Vec<Stop>,
     /// Each kind that took any time, the steps that stayed first.
     pub(super) spent: Vec<(Spent, Duration)>,
 }
 
 impl Account {
     pub(super) fn of(history: &History) -> Account {
-        let recoveries = recoveries(history);
+        let (recoveries, stops) = (recoveries(history), stops(history));
         let (first, last) = history.span_ms();
         let all = Duration::from_millis(last.saturating_sub(first));
         let mut lost = vec![
             (Spent::Again, run_again(history)),
-            (Spent::Stopped, stopped(history)),
+            (
+                Spent::Stopped,
+                stops.iter().map(|s| s.until.saturating_sub(s.from)).sum(),
+            ),
+            (Spent::Waiting, recoveries.iter().map(|r| r.waited).sum()),
         ];
         for cause in [
             Cause::Lost,
@@ -59,13 +78,20 @@ impl Account {
             Cause::Other,
         ] {
             let of = recoveries.iter().filter(|r| r.cause == cause);
-            lost.push((Spent::Recovery(cause), of.map(|r| r.took).sum()));
+            lost.push((
+                Spent::Recovery(cause),
+                of.map(|r| r.took.saturating_sub(r.waited)).sum(),
+            ));
         }
         lost.retain(|(_, took)| !took.is_zero());
         let stayed = all.saturating_sub(lost.iter().map(|(_, took)| *took).sum());
         let mut spent = vec![(Spent::Steps, stayed)];
         spent.extend(lost);
-        Account { recoveries, spent }
+        Account {
+            recoveries,
+            stops,
+            spent,
+        }
     }
 
     /// The share of the time that was spent on steps that were not rolled back: 0 to 1.
@@ -94,32 +120,70 @@ fn run_again(history: &History) -> Duration {
     Duration::from_millis(given_up.sum())
 }
 
-/// From the last commit before another coordinator took over until it began a recovery; none where workers went on under it.
-fn stopped(history: &History) -> Duration {
-    let (mut last_commit, mut waits_since, mut all) = (None, None, Duration::ZERO);
+/// From the last commit before another coordinator took over until it began a recovery; none where workers went on under it, and none after
+/// the last published step: that time is not in the report.
+fn stops(history: &History) -> Vec<Stop> {
+    let (first, _) = history.span_ms();
+    let (mut last_commit, mut waits_since, mut open) = (None, None, None);
+    let mut stops = Vec::new();
     for (time_ms, event) in history.by_time() {
-        let time_ms = *time_ms;
+        let at = Duration::from_millis(time_ms.saturating_sub(first));
         match event {
-            Event::TookOver { .. } => waits_since = waits_since.or(last_commit),
+            Event::TookOver { .. } => waits_since = last_commit,
             Event::Committed { .. } => {
-                last_commit = Some(time_ms);
+                last_commit = Some(at);
                 waits_since = None;
+                stops.extend(open.take());
             }
+            // A run that was stopped again before its first step was stopped until the later fence.
             Event::Fenced { .. } => {
-                let since = waits_since.take();
-                all += Duration::from_millis(since.map_or(0, |since| time_ms.saturating_sub(since)));
+                open = waits_since.take().map(|from| Stop { from, until: at }).or(open);
             }
             _ => {}
         }
     }
-    all
+    stops
+}
+
+/// How long the recovery that is going on has waited for workers.
+#[derive(Default)]
+struct Waits {
+    since: Option<Duration>,
+    all: Duration,
+}
+
+impl Waits {
+    /// Takes an event. Returns how much of the phase that it ends was spent on waiting.
+    fn observe(&mut self, at: Duration, event: &Event) -> Duration {
+        match event {
+            // Its time counts as that of a stopped run.
+            Event::TookOver { .. } => *self = Waits::default(),
+            Event::BelowMinimum { .. } | Event::NoPlan { .. } => self.since = self.since.or(Some(at)),
+            // What was waited until now is in no phase: the phases begin anew.
+            Event::Fenced { .. } => {
+                if let Some(since) = &mut self.since {
+                    self.all += at.saturating_sub(std::mem::replace(since, at));
+                }
+            }
+            Event::Collected { .. } | Event::Planned { change: false, .. } => {
+                let waited = self
+                    .since
+                    .take()
+                    .map_or(Duration::ZERO, |since| at.saturating_sub(since));
+                self.all += waited;
+                return waited;
+            }
+            _ => {}
+        }
+        Duration::ZERO
+    }
 }
 
 fn recoveries(history: &History) -> Vec<Recovery> {
     let (first, _) = history.span_ms();
     let (mut observed, mut found) = (Recoveries::default(), Vec::new());
     let (mut phases, mut plan, mut steps_lost) = (Vec::new(), String::new(), 0);
-    let mut reached = 0;
+    let (mut waits, mut reached) = (Waits::default(), 0);
     for (time_ms, event) in history.by_time() {
         let time_ms = *time_ms;
         match event {
@@ -129,22 +193,27 @@ fn recoveries(history: &History) -> Vec<Recovery> {
             _ => {}
         }
         let at = Duration::from_millis(time_ms);
+        let waited = waits.observe(at, event);
         for measured in observed.observe(at, event) {
             match (measured.phase, event) {
-                // Before the first published step: the start of the run.
-                _ if time_ms <= first => phases.clear(),
-                (Phase::Total, Event::Committed { .. }) => found.push(Recovery {
+                (Phase::Total, Event::Committed { .. }) if time_ms > first => found.push(Recovery {
                     at: at.saturating_sub(Duration::from_millis(first)),
                     cause: measured.cause,
                     took: measured.took,
+                    waited: std::mem::take(&mut waits).all.min(measured.took),
                     phases: std::mem::take(&mut phases),
                     plan: plan.clone(),
                     steps_lost: std::mem::take(&mut steps_lost),
                 }),
                 // A planned change: training did not stop.
                 (Phase::Total, _) => {}
-                (phase, _) => phases.push((phase, measured.took)),
+                (phase, _) => phases.push((phase, measured.took.saturating_sub(waited))),
             }
+        }
+        // Before the first published step: the start of the run.
+        if time_ms <= first {
+            phases.clear();
+            waits.all = Duration::ZERO;
         }
     }
     found
@@ -220,6 +289,7 @@ mod tests {
             at: ms(1600),
             cause: Cause::Lost,
             took: ms(600),
+            waited: ms(0),
             phases: vec![
                 (Phase::Collect, ms(50)),
                 (Phase::Plan, ms(50)),
@@ -336,6 +406,68 @@ mod tests {
         let over = event(5_500, Event::TookOver { term: 2 });
         let account = Account::of(&History::new(steps, vec![over]));
         assert_eq!(account.spent, [(Spent::Steps, ms(9_000))]);
+    }
+
+    /// The run was stopped at step 10. Two starts of it were stopped before their first step.
+    #[test]
+    fn a_stop_counts_once_and_only_if_a_step_follows() {
+        let mut steps: Vec<_> = (1..=10).map(|n| step(1, n, 1000 * n)).collect();
+        let starts = [
+            (20_000, Event::TookOver { term: 2 }),
+            (20_500, fenced(1)),
+            (50_000, Event::TookOver { term: 3 }),
+            (50_500, fenced(1)),
+        ];
+        let events: Vec<EventEntry> = starts.map(|(time, e)| event(time, e)).into();
+        let account = Account::of(&History::new(steps.clone(), events.clone()));
+        let ms = Duration::from_millis;
+        assert_eq!(account.spent, [(Spent::Steps, ms(9_000))]);
+        assert_eq!(account.stops, []);
+        steps.extend((11..=12).map(|n| step(2, n, 40_500 + 1000 * n)));
+        let account = Account::of(&History::new(steps, events));
+        let expected = [
+            (Spent::Steps, ms(10_000)),
+            (Spent::Stopped, ms(40_500)),
+            (Spent::Recovery(Cause::Takeover), ms(1_000)),
+        ];
+        assert_eq!(account.spent, expected);
+        let (from, until) = (ms(9_000), ms(49_500));
+        assert_eq!(account.stops, [Stop { from, until }]);
+    }
+
+    #[test]
+    fn waiting_for_workers_is_no_part_of_a_recoverys_phases() {
+        let mut steps: Vec<_> = (1..=10).map(|n| step(1, n, 1000 * n)).collect();
+        steps.extend((11..=12).map(|n| step(2, n, 4_000 + 1000 * n)));
+        let collected = Event::Collected {
+            answered: vec![WorkerId(1), WorkerId(3)],
+            missing: vec![WorkerId(2)],
+        };
+        let events = [
+            (10_050, lost()),
+            (10_100, fenced(1)),
+            (10_200, Event::BelowMinimum { have: 1, need: 2 }),
+            (14_600, collected),
+            (14_650, planned()),
+            (14_650, resumed(2, 10)),
+        ];
+        let events = events.map(|(time, e)| event(time, e)).into();
+        let account = Account::of(&History::new(steps, events));
+        let ms = Duration::from_millis;
+        let recovery = &account.recoveries[0];
+        assert_eq!((recovery.took, recovery.waited), (ms(4_900), ms(4_400)));
+        let phases = [
+            (Phase::Collect, ms(100)),
+            (Phase::Plan, ms(50)),
+            (Phase::Step, ms(350)),
+        ];
+        assert_eq!(recovery.phases, phases);
+        let expected = [
+            (Spent::Steps, ms(10_100)),
+            (Spent::Waiting, ms(4_400)),
+            (Spent::Recovery(Cause::Lost), ms(500)),
+        ];
+        assert_eq!(account.spent, expected);
     }
 
     /// A second coordinator takes over before the first step.

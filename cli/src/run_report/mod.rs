@@ -61,11 +61,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .transpose()?
         .flatten();
     let measured = measured.and_then(|(step, plan)| self::measured(&step, &plan.shape));
+    let account = Account::of(&history);
     let contents = Contents {
         job: &job.name,
-        account: &Account::of(&history),
+        account: &account,
         history: &history,
-        pictures: &pictures::draw(&history)?,
+        pictures: &pictures::draw(&history, &account)?,
         plan: shown.map(|plan| plan.generation),
         measured: measured.as_ref(),
         predicted: predicted.as_deref(),

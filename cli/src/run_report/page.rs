@@ -91,11 +91,11 @@ fn measured_caption(measured: &MeasuredPicture) -> String {
 fn curves(pictures: &Pictures) -> Markup {
     html! {
         h2 { "Over time" }
-        (picture("Loss of the steps that stayed", &pictures.loss))
+        (picture("Loss of the steps that stayed. Curves are interrupted where nothing was trained", &pictures.loss))
         @if let Some(speed) = &pictures.speed {
             (picture("Throughput, of steps whose own time is known", speed))
         }
-        (picture("Workers of the plan", &pictures.workers))
+        (picture("Workers of the plan; none while the run was stopped", &pictures.workers))
     }
 }
 
@@ -178,6 +178,7 @@ fn spent_on(spent: Spent) -> String {
         Spent::Steps => "steps that stayed".to_owned(),
         Spent::Again => "steps that were run again".to_owned(),
         Spent::Stopped => "stopped, until another coordinator had begun".to_owned(),
+        Spent::Waiting => "waiting for workers".to_owned(),
         Spent::Recovery(cause) => format!("recoveries after {}", cause.description()),
     }
 }
@@ -187,10 +188,11 @@ fn recoveries(all: &[Recovery]) -> Markup {
         return html! { p { "None." } };
     }
     let parts = |recovery: &Recovery| -> String {
-        let parts = recovery.phases.iter();
-        let parts: Vec<String> = parts
-            .map(|(phase, took)| format!("{} {}", phase.label(), time(*took)))
-            .collect();
+        let waited = Some(recovery.waited).filter(|waited| !waited.is_zero());
+        let waited = waited.map(|waited| format!("waiting for workers {}", time(waited)));
+        let phases = recovery.phases.iter();
+        let phases = phases.map(|(phase, took)| format!("{} {}", phase.label(), time(*took)));
+        let parts: Vec<String> = waited.into_iter().chain(phases).collect();
         parts.join(", ")
     };
     html! {
@@ -240,11 +242,12 @@ mod tests {
         measured: Option<&MeasuredPicture>,
         predicted: Option<&str>,
     ) -> String {
+        let account = Account::of(history);
         let contents = Contents {
             job,
-            account: &Account::of(history),
+            account: &account,
             history,
-            pictures: &pictures::draw(history).unwrap(),
+            pictures: &pictures::draw(history, &account).unwrap(),
             plan: Some(Generation(7)),
             measured,
             predicted,
@@ -295,6 +298,31 @@ mod tests {
         assert!(!page.contains("A step of plan"));
         let quiet = History::new((1..=3).map(|n| step(1, n, n)).collect(), vec![]);
         assert!(shown("job", &quiet, None).contains("<p>None.</p>"));
+    }
+
+    #[test]
+    fn waiting_for_workers_has_a_row_of_its_own() {
+        let steps: Vec<Metric> = (1..=4).map(|n| step(1 + n / 3, n, 10_000 * n)).collect();
+        let fenced = Event::Fenced {
+            upto: Generation(1),
+            because: "lost".into(),
+        };
+        let collected = Event::Collected {
+            answered: vec![],
+            missing: vec![],
+        };
+        let events = [
+            (20_100, fenced),
+            (20_200, Event::BelowMinimum { have: 1, need: 2 }),
+            (28_700, collected),
+        ];
+        let history = History::new(steps, events.map(|(at, e)| event(at, e)).into());
+        let page = shown("job", &history, None);
+        assert!(page.contains("<td>waiting for workers</td>"), "{page}");
+        assert!(
+            page.contains("waiting for workers 8.50 s, collect 0.10 s"),
+            "{page}"
+        );
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! The report's pictures over time.
 
+use super::account::{Account, Stop};
 use super::history::History;
 use crate::chart::{Series, Style, panel, svg};
 use crate::failure::Failure;
 use plotters::prelude::*;
+use std::time::Duration;
 use varuna_run_folder::Metric;
 
 const SIZE: (u32, u32) = (1200, 260);
@@ -23,33 +25,35 @@ pub(super) struct Pictures {
     pub(super) workers: String,
 }
 
-pub(super) fn draw(history: &History) -> Result<Pictures, Failure> {
+pub(super) fn draw(history: &History, account: &Account) -> Result<Pictures, Failure> {
     let steps = history.steps();
     let (first, last) = history.span_ms();
     let end = seconds(last.saturating_sub(first)).max(1e-3);
     let draw =
         |label: &str, series: &[Series]| svg(SIZE, |area| panel(area, 0.0..end, ("time, s", label), series));
     let curve = |value: &dyn Fn(&Metric) -> Option<f64>| points(&steps, first, value);
-    let line = |name, color, points| Series {
+    let line = |name, color, points, breaks| Series {
         name,
         color,
         style: Style::Line,
         points: thinned(points),
+        breaks,
     };
-    let mut losses = vec![line("training", LOSS, curve(&Metric::mean_loss))];
+    let pauses = pauses(account);
+    let training = line("training", LOSS, curve(&Metric::mean_loss), pauses.clone());
+    let mut losses = vec![training];
     let evaluated = curve(&|m| m.eval_loss);
     if !evaluated.is_empty() {
-        losses.push(line("evaluation", EVALUATION, evaluated));
+        losses.push(line("evaluation", EVALUATION, evaluated, pauses.clone()));
     }
     let speed = curve(&|m| m.figures.tokens_per_second);
-    let speed = [line("speed", SPEED, speed)];
-    #[expect(clippy::cast_precision_loss, reason = "counts of workers")]
-    let workers = held(curve(&|m| Some(m.workers as f64)));
+    let speed = [line("speed", SPEED, speed, pauses)];
+    let workers = workers(&steps, first, &account.stops);
     let has_speed = !speed[0].points.is_empty();
     Ok(Pictures {
         loss: draw("loss, nats per token", &losses)?,
         speed: has_speed.then(|| draw("tokens/s", &speed)).transpose()?,
-        workers: draw("workers", &[line("workers", WORKERS, workers)])?,
+        workers: draw("workers", &[line("workers", WORKERS, workers, Vec::new())])?,
     })
 }
 
@@ -63,6 +67,30 @@ fn points(steps: &[&Metric], first: u64, value: &dyn Fn(&Metric) -> Option<f64>)
     let of = |m: &&Metric| Some((seconds(m.time_ms.saturating_sub(first)), value(m)?));
     let known = steps.iter().filter_map(of);
     known.filter(|(_, value)| value.is_finite()).collect()
+}
+
+/// When pauses ended: no value in them is known. A step that was finished in a recovery belongs to those before it.
+fn pauses(account: &Account) -> Vec<f64> {
+    let recoveries = account.recoveries.iter().map(|recovery| recovery.at);
+    let stops = account.stops.iter().map(|stop| stop.until);
+    let mut ends: Vec<f64> = recoveries.chain(stops).map(whole_ms).collect();
+    ends.sort_by(f64::total_cmp);
+    ends
+}
+
+/// A time of whole milliseconds, rounded as the times of steps are.
+fn whole_ms(time: Duration) -> f64 {
+    seconds(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// The number of the plan's workers; none from a stop until the next step.
+#[expect(clippy::cast_precision_loss, reason = "counts of workers")]
+fn workers(steps: &[&Metric], first: u64, stops: &[Stop]) -> Vec<(f64, f64)> {
+    let mut counts = points(steps, first, &|m| Some(m.workers as f64));
+    counts.extend(stops.iter().map(|stop| (whole_ms(stop.from), 0.0)));
+    // The order of equal times stays: the step comes before the stop.
+    counts.sort_by(|a, b| a.0.total_cmp(&b.0));
+    held(counts)
 }
 
 /// A value that holds until the next one; only where it changes.
@@ -98,8 +126,16 @@ fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::history::tests::step;
+    use super::super::history::tests::{event, step};
     use super::*;
+    use varuna_coordinator::Event;
+    use varuna_plan::Generation;
+
+    fn drawn(steps: Vec<Metric>, events: Vec<(u64, Event)>) -> Pictures {
+        let events = events.into_iter().map(|(time, e)| event(time, e)).collect();
+        let history = History::new(steps, events);
+        draw(&history, &Account::of(&history)).unwrap()
+    }
 
     #[test]
     fn a_long_curve_is_thinned_and_keeps_its_peaks() {
@@ -132,7 +168,7 @@ mod tests {
         // Drawn as a point, it would stand out as a loss of 0.
         (steps[4].loss, steps[4].no_targets) = (0.0, true);
         steps[5].figures.tokens_per_second = None;
-        let pictures = draw(&History::new(steps, vec![])).unwrap();
+        let pictures = drawn(steps, vec![]);
         assert_eq!(points_in(&pictures.loss), [7]);
         assert_eq!(points_in(&pictures.speed.unwrap()), [8]);
         assert_eq!(points_in(&pictures.workers), [2]);
@@ -144,7 +180,48 @@ mod tests {
         for metric in &mut steps {
             metric.figures.tokens_per_second = None;
         }
-        assert!(draw(&History::new(steps, vec![])).unwrap().speed.is_none());
+        assert!(drawn(steps, vec![]).speed.is_none());
+    }
+
+    /// After step 10 the run was stopped for a minute. After step 14 workers were lost, and only step 15 was run before others were.
+    #[test]
+    fn curves_are_interrupted_where_nothing_was_trained() {
+        let mut steps: Vec<Metric> = (1..=10).map(|n| step(1, n, 1000 * n)).collect();
+        steps.extend((11..=14).map(|n| step(2, n, 60_000 + 1000 * n)));
+        steps.push(step(3, 15, 80_000));
+        steps.extend((16..=20).map(|n| step(4, n, 80_000 + 1000 * n)));
+        let fenced = |upto| Event::Fenced {
+            upto: Generation(upto),
+            because: "lost".into(),
+        };
+        let events = vec![
+            (70_000, Event::TookOver { term: 2 }),
+            (70_500, fenced(1)),
+            (74_500, fenced(2)),
+            (80_500, fenced(3)),
+        ];
+        let pictures = drawn(steps, events);
+        assert_eq!(points_in(&pictures.loss), [10, 4, 1, 5]);
+        assert_eq!(points_in(&pictures.speed.unwrap()), [10, 4, 1, 5]);
+        assert!(pictures.loss.contains("<circle "), "a step alone is a dot");
+    }
+
+    #[test]
+    fn a_stopped_run_has_no_workers() {
+        let mut steps: Vec<Metric> = (1..=10).map(|n| step(1, n, 1000 * n)).collect();
+        steps.extend((11..=14).map(|n| step(2, n, 60_000 + 1000 * n)));
+        let of: Vec<&Metric> = steps.iter().collect();
+        let (from, until) = (Duration::from_secs(9), Duration::from_secs(69));
+        let counts = workers(&of, 1000, &[Stop { from, until }]);
+        let expected = [
+            (0.0, 2.0),
+            (9.0, 2.0),
+            (9.0, 0.0),
+            (70.0, 0.0),
+            (70.0, 2.0),
+            (73.0, 2.0),
+        ];
+        assert_eq!(counts, expected);
     }
 
     /// The numbers of points of the curves; axes and ticks, which are left out, are grey or black lines of two points.

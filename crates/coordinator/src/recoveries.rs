@@ -172,6 +172,8 @@ impl RecoveryStart {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Recoveries {
     begun: Option<RecoveryStart>,
+    /// Whether an earlier coordinator began it.
+    inherited: bool,
     /// Whether steps were committed: everything before that is the start of the job and not a recovery.
     trained: bool,
     /// Workers that were lost without notice.
@@ -202,6 +204,7 @@ impl Recoveries {
                 self.trained |= *term > 1;
                 self.lost.clear();
                 self.notice.clear();
+                self.inherited = self.begun.is_some();
             }
             Event::Fenced { upto, .. } => self.fenced(at, *upto),
             Event::Planned { change: true, .. } => self.begin(at, Kind::Change),
@@ -218,6 +221,10 @@ impl Recoveries {
     }
 
     fn fenced(&mut self, at: Duration, upto: Generation) {
+        // The earlier coordinator did not end its recovery. The run may have been stopped since, which is no part of this one.
+        if std::mem::take(&mut self.inherited) {
+            self.begun = None;
+        }
         match &mut self.begun {
             // A recovery that is interrupted by another loss continues.
             Some(RecoveryStart {
@@ -303,7 +310,7 @@ impl Recoveries {
             return vec![];
         };
         let trained = self.trained;
-        (self.takeover, self.joined) = (false, false);
+        (self.takeover, self.joined, self.inherited) = (false, false, false);
         let lost = std::mem::take(&mut self.lost);
         let notice = std::mem::take(&mut self.notice);
         self.left.extend(notice.difference(&lost));
@@ -458,5 +465,30 @@ mod tests {
             (Phase::Total, Cause::Takeover, 300),
         ];
         assert_eq!(recorded(events), expected);
+    }
+
+    #[test]
+    fn recovery_that_a_coordinator_left_is_begun_anew() {
+        let events = [
+            (0, committed(1, 1)),
+            (100, fenced(1)),
+            (200, collected()),
+            (60_000, Event::TookOver { term: 2 }),
+            (60_100, fenced(1)),
+            (60_400, committed(2, 2)),
+        ];
+        let measured = recorded(events);
+        let last = measured.last().copied();
+        assert_eq!(last, Some((Phase::Total, Cause::Takeover, 300)));
+        // Where the workers went on with what the earlier coordinator had planned, it is the same recovery.
+        let events = [
+            (0, committed(1, 1)),
+            (100, fenced(1)),
+            (200, Event::TookOver { term: 2 }),
+            (400, committed(2, 2)),
+        ];
+        let measured = recorded(events);
+        let last = measured.last().copied();
+        assert_eq!(last, Some((Phase::Total, Cause::Takeover, 300)));
     }
 }
