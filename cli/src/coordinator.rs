@@ -10,8 +10,9 @@ use crate::signals::{Interrupts, StopRequest};
 use std::path::{Path, PathBuf};
 use tokio::sync::mpsc::Sender;
 use varuna_api::Job;
-use varuna_coordinator::{Control, Options, Outcome, RunFolder, ScaleRequest, Timing, serve};
+use varuna_coordinator::{Control, Options, Outcome, ScaleRequest, Timing, serve};
 use varuna_plan::Costs;
+use varuna_run_folder::LockedFolder;
 use varuna_wire::process_host;
 
 /// Run a coordinator for workers that are started elsewhere.
@@ -30,7 +31,8 @@ pub(crate) struct Arguments {
     /// Address on which to listen, host:port. An IPv6 address stands in brackets. Port 0 is any free port.
     #[arg(long, default_value = "127.0.0.1:7070")]
     bind: String,
-    /// The run folder. If it has the record of an earlier coordinator, this coordinator takes over its run.
+    /// The run folder: a new or an empty one, or that of an earlier run. If it has the record of an earlier coordinator, this coordinator takes
+    /// over its run.
     #[arg(long)]
     run_dir: PathBuf,
     /// Plan with this profile, which was measured for the model on the workers' devices (see varuna profile).
@@ -88,10 +90,22 @@ pub(crate) async fn start(
         security,
     } = endpoint;
     security.check(&bind, &token)?;
-    // The folder's lock comes first: a second run in the folder must not claim the checkpoint location.
-    let run = RunFolder::open(folder, &file.text)?;
-    let identity = security.identity(folder)?;
-    let checkpoints = job::checkpoints(&file.job, &data_fingerprint, folder).await?;
+    // The folder's lock comes first: a second run in the folder must not claim the checkpoint location. The job is written to it only when
+    // neither the job's location nor the certificate refuses the run.
+    let locked = LockedFolder::lock(folder, &file.text)?;
+    let ready = async {
+        let identity = security.identity(folder)?;
+        let checkpoints = job::checkpoints(&file.job, &data_fingerprint, folder).await?;
+        Ok::<_, Failure>((identity, checkpoints))
+    };
+    let (identity, checkpoints) = match ready.await {
+        Ok(ready) => ready,
+        Err(failure) => {
+            locked.give_up();
+            return Err(failure);
+        }
+    };
+    let run = locked.open()?;
     let JobFile { job, text, steps } = file;
     let timing = Timing::default();
     let allow_state_loss = job.lifecycle.allow_state_loss;

@@ -38,10 +38,18 @@ pub(crate) fn of_folder(folder: &Path) -> Result<Job, Failure> {
     job.map_err(|e| Failure::Input(format!("{}: {e}", path.display())))
 }
 
-/// The job as its run in `folder` began, and the steps that `file` asks for; `file` itself where no run has begun there.
+/// The job as its run in `folder` began, and the steps that `file` asks for; `file` itself where no run has begun there. A folder with other
+/// files is refused.
 pub(crate) fn of_run(file: JobFile, folder: &Path) -> Result<JobFile, Failure> {
-    let path = RunFiles::new(folder).job_path();
-    if !path.exists() {
+    let files = RunFiles::new(folder);
+    if files.is_foreign() {
+        return Err(Failure::Input(format!(
+            "--run-dir: {} has files and is no run folder: name a new or an empty folder, or that of an earlier run",
+            folder.display()
+        )));
+    }
+    let path = files.job_path();
+    if !files.has_begun() || !path.exists() {
         return Ok(file);
     }
     let text = io::read(&path)?;
@@ -184,6 +192,47 @@ mod tests {
         };
         let location = Location::open_with("s3://bucket/runs", settings).unwrap();
         Store::new(location, job.layout(), facts)
+    }
+
+    fn file(text: &str) -> JobFile {
+        let job = parse_job(text).unwrap();
+        JobFile {
+            steps: job.training.steps,
+            job,
+            text: text.to_owned(),
+        }
+    }
+
+    #[test]
+    fn only_a_run_that_began_ties_its_folder_to_its_job() {
+        let temp = tempfile::tempdir().unwrap();
+        let folder = temp.path();
+        let files = RunFiles::new(folder);
+        let text = include_str!("../../examples/demo.yaml");
+        let other = text.replace("name: demo", "name: other");
+        assert_ne!(text, other);
+        for name in ["lock", "job.yaml"] {
+            std::fs::write(folder.join(name), &other).unwrap();
+        }
+        assert_eq!(of_run(file(text), folder).unwrap().job.name, "demo");
+        std::fs::write(files.record_path(), "{}").unwrap();
+        let why = of_run(file(text), folder).err().unwrap().to_string();
+        assert!(why.contains("holds another job's run"), "{why}");
+    }
+
+    #[test]
+    fn a_folder_with_other_files_is_refused_as_run_folder() {
+        let temp = tempfile::tempdir().unwrap();
+        let folder = temp.path();
+        let text = include_str!("../../examples/demo.yaml");
+        assert!(of_run(file(text), &folder.join("new")).is_ok());
+        std::fs::create_dir(folder.join("lost+found")).unwrap();
+        assert!(of_run(file(text), folder).is_ok(), "a disk of its own");
+        std::fs::write(folder.join("job.yaml"), text).unwrap();
+        let why = of_run(file(text), folder).err().unwrap().to_string();
+        assert!(why.contains("has files and is no run folder"), "{why}");
+        std::fs::write(RunFiles::new(folder).private_key_path(), "key").unwrap();
+        assert!(of_run(file(text), folder).is_ok(), "its key was there before");
     }
 
     #[tokio::test]

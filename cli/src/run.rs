@@ -19,6 +19,7 @@ use supervisor::Run;
 use tokio::sync::mpsc::channel;
 use varuna_api::Job;
 use varuna_machine::{Gpus, Machine};
+use varuna_run_folder::RunFiles;
 
 /// Train a job on this machine, with a coordinator and worker processes.
 ///
@@ -35,7 +36,8 @@ pub(crate) struct Arguments {
     /// doubles with each restart, up to a minute. It is one second again after a worker that ran for five minutes.
     #[arg(long, value_name = "N", default_value_t = 0)]
     max_restarts: usize,
-    /// The run folder [default: runs/NAME-TIME]. If a run has begun there, it continues. The job file may then have more steps.
+    /// The run folder: a new or an empty one, or that of an earlier run [default: runs/NAME-TIME]. If a run has begun there, it continues. The
+    /// job file may then have more steps.
     #[arg(long)]
     run_dir: Option<PathBuf>,
     /// Plan with this profile, which was measured for the model on this machine (see varuna profile).
@@ -91,7 +93,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             }),
         )
         .await
-        .inspect_err(|_| arguments.remove_if_empty(&folder))?;
+        .inspect_err(|_| arguments.remove_own(&folder))?;
         show_line(&format!("run folder {}", folder.display()));
         let exports = exports.start(&name, &folder, control.view.clone());
         let children = Children::new(
@@ -142,10 +144,10 @@ impl Arguments {
         new_folder(Path::new("runs"), &format!("{job}-{}", since.as_secs()))
     }
 
-    /// A run that has not begun leaves no empty folder of its own. One with files in it stays.
-    fn remove_if_empty(&self, folder: &Path) {
-        if self.run_dir.is_none() {
-            let _ = std::fs::remove_dir(folder);
+    /// A run that has not begun leaves no folder of its own. Nobody else has a folder that the user did not name.
+    fn remove_own(&self, folder: &Path) {
+        if self.run_dir.is_none() && !RunFiles::new(folder).has_begun() {
+            let _ = std::fs::remove_dir_all(folder);
         }
     }
 }

@@ -440,6 +440,41 @@ fn a_port_in_use_and_a_held_run_folder_have_their_own_exit_code() {
 }
 
 #[test]
+fn a_refused_run_occupies_no_folder() {
+    let place = Place::new();
+    let job = place.job("bad.yaml", |t| {
+        format!("{t}  checkpoint: {{uri: \"http://x/y\", intervalSteps: 5}}\n")
+    });
+    let (worker, folder) = (place.worker("exit 1"), place.path("run"));
+    let run = ["run", &job, "--worker-binary", &worker];
+    let named = [&run[..], &["--run-dir", &folder]].concat();
+    place.refuses(&named, 2, &["spec.checkpoint.uri", "http://x/y"]);
+    assert!(!Path::new(&folder).exists());
+    place.refuses(&run, 2, &["spec.checkpoint.uri", "http://x/y"]);
+    assert_eq!(std::fs::read_dir(place.path("runs")).unwrap().count(), 0);
+    // As an earlier release left it.
+    std::fs::create_dir(&folder).unwrap();
+    for name in ["lock", "job.yaml", "events.jsonl"] {
+        std::fs::write(Path::new(&folder).join(name), "").unwrap();
+    }
+    let mut begun = place.idle_run(1);
+    signal(&begun, Signal::SIGTERM);
+    assert_eq!(begun.wait().unwrap().code(), Some(130));
+    let own = [
+        "run",
+        &place.path("job.yaml"),
+        "--worker-binary",
+        &worker,
+        "--run-dir",
+    ];
+    place.refuses(
+        &[&own[..], &[place.path("").as_str()]].concat(),
+        2,
+        &["is no run folder"],
+    );
+}
+
+#[test]
 fn a_coordinator_that_others_reach_needs_a_token_and_tls() {
     let place = Place::new();
     let (job, run) = (place.path("job.yaml"), place.path("run"));

@@ -52,6 +52,36 @@ impl RunFiles {
         &self.folder
     }
 
+    /// Path of the file that a coordinator locks while it works in the folder. It is the first one of a run folder.
+    #[must_use]
+    pub fn lock_path(&self) -> PathBuf {
+        self.folder.join("lock")
+    }
+
+    /// Whether a run has begun in the folder: its first step is that its coordinator writes the record, in this folder or elsewhere, and logs
+    /// it.
+    #[must_use]
+    pub fn has_begun(&self) -> bool {
+        let logged = std::fs::metadata(self.events_path());
+        self.record_path().exists() || logged.is_ok_and(|log| log.len() > 0)
+    }
+
+    /// Whether the folder has files, and none that only a run folder has. Keys and certificates may be put into a folder before its run begins,
+    /// and a disk of its own has the folder `lost+found`.
+    #[must_use]
+    pub fn is_foreign(&self) -> bool {
+        let own = [
+            self.lock_path(),
+            self.record_path(),
+            self.certificate_path(),
+            self.private_key_path(),
+        ];
+        // A folder that cannot be read says so when it is opened.
+        let mut entries = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let has_files = entries.any(|entry| entry.file_name() != "lost+found");
+        has_files && !own.iter().any(|path| path.exists())
+    }
+
     /// Path of the job file.
     #[must_use]
     pub fn job_path(&self) -> PathBuf {

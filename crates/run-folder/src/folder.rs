@@ -6,7 +6,8 @@ use crate::{
 };
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, ErrorKind};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use varuna_plan::measured_step::MeasuredStep;
 use varuna_plan::{Generation, Plan, Step};
@@ -36,6 +37,88 @@ pub enum FolderError {
     },
 }
 
+/// A locked run folder to which nothing was written yet. What may refuse a run is looked at meanwhile, so that a run that never begins does not
+/// occupy the folder.
+pub struct LockedFolder {
+    files: RunFiles,
+    /// Held as long as this value lives, see [`RunFolder`].
+    lock: File,
+    job: String,
+    /// Whether the folder has the job file already.
+    has_job: bool,
+    /// Whether the folder was made for this.
+    is_new: bool,
+}
+
+impl LockedFolder {
+    /// Makes the folder if there is none, and locks it for a job.
+    ///
+    /// # Errors
+    /// The folder is locked, belongs to another job's run that has begun, or cannot be written.
+    pub fn lock(folder: &Path, job: &str) -> Result<LockedFolder, FolderError> {
+        let files = RunFiles::new(folder);
+        let is_new = !folder.exists();
+        std::fs::create_dir_all(folder).map_err(io("make", folder))?;
+        let lock = lock(&files)?;
+        let path = files.job_path();
+        let has_job = match std::fs::read_to_string(&path) {
+            Ok(text) if text != job && files.has_begun() => {
+                return Err(FolderError::OtherJob(folder.to_owned()));
+            }
+            Ok(text) => text == job,
+            Err(error) if error.kind() == ErrorKind::NotFound => false,
+            Err(source) => return Err(io("read", &path)(source)),
+        };
+        Ok(LockedFolder {
+            files,
+            lock,
+            job: job.to_owned(),
+            has_job,
+            is_new,
+        })
+    }
+
+    /// Writes the job file, if the folder has another one or none, and opens the logs.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub fn open(self) -> Result<RunFolder, FolderError> {
+        let files = self.files;
+        for path in [files.plans_path(), files.workers_path()] {
+            std::fs::create_dir_all(&path).map_err(io("make", &path))?;
+        }
+        if !self.has_job {
+            let path = files.job_path();
+            replace_file(&path, &self.job, Access::Everyone, Durability::Synced)
+                .map_err(io("write", &path))?;
+        }
+        let (last, nan_steps) = history(&files.metrics_path());
+        let append = |path: PathBuf| Log::open(&path).map_err(io("open", &path));
+        Ok(RunFolder {
+            _lock: self.lock,
+            last,
+            nan_steps,
+            events: append(files.events_path())?,
+            metrics: append(files.metrics_path())?,
+            event_files: EventFiles::new(files.tensorboard_path()),
+            failing: false,
+            files,
+        })
+    }
+
+    /// Gives the folder up. It is removed if it was made for this and holds nothing but its lock.
+    pub fn give_up(self) {
+        let folder = self.files.folder();
+        let entries = std::fs::read_dir(folder).map(Iterator::count);
+        if self.is_new && entries.is_ok_and(|entries| entries == 1) {
+            // The lock is held until this returns. Whoever opened the file before finds that it is no longer there, see `lock`. An error
+            // leaves an empty folder, which does no harm.
+            let _ = std::fs::remove_file(self.files.lock_path());
+            let _ = std::fs::remove_dir(folder);
+        }
+    }
+}
+
 /// An open, locked run folder, to which the coordinator writes. A full disk is logged once and never stops training; lines that the two
 /// logs miss meanwhile are written when there is room again.
 pub struct RunFolder {
@@ -53,38 +136,12 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
-    /// Opens or makes the folder for a job, and locks it.
+    /// Opens or makes the folder for a job, and locks it. The job file of a run that never began is replaced.
     ///
     /// # Errors
-    /// The folder is locked, belongs to another job, or cannot be written; nothing in it is changed then.
+    /// The folder is locked, belongs to another job's run, or cannot be written.
     pub fn open(folder: &Path, job: &str) -> Result<RunFolder, FolderError> {
-        let files = RunFiles::new(folder);
-        for path in [folder.to_owned(), files.plans_path(), files.workers_path()] {
-            std::fs::create_dir_all(&path).map_err(io("make", &path))?;
-        }
-        let lock = lock(folder)?;
-        let job_path = files.job_path();
-        match std::fs::read_to_string(&job_path) {
-            Ok(text) if text != job => return Err(FolderError::OtherJob(folder.to_owned())),
-            Ok(_) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                replace_file(&job_path, job, Access::Everyone, Durability::Synced)
-                    .map_err(io("write", &job_path))?;
-            }
-            Err(source) => return Err(io("read", &job_path)(source)),
-        }
-        let (last, nan_steps) = history(&files.metrics_path());
-        let append = |path: PathBuf| Log::open(&path).map_err(io("open", &path));
-        Ok(RunFolder {
-            _lock: lock,
-            last,
-            nan_steps,
-            events: append(files.events_path())?,
-            metrics: append(files.metrics_path())?,
-            event_files: EventFiles::new(files.tensorboard_path()),
-            failing: false,
-            files,
-        })
+        LockedFolder::lock(folder, job)?.open()
     }
 
     /// The files, for reading.
@@ -214,8 +271,8 @@ fn io<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(std::io::Error) -
     }
 }
 
-fn lock(folder: &Path) -> Result<File, FolderError> {
-    let path = folder.join("lock");
+fn lock(files: &RunFiles) -> Result<File, FolderError> {
+    let path = files.lock_path();
     let file = OpenOptions::new()
         .create(true)
         .truncate(false)
@@ -223,10 +280,18 @@ fn lock(folder: &Path) -> Result<File, FolderError> {
         .open(&path)
         .map_err(io("open", &path))?;
     match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => Err(FolderError::Held(folder.to_owned())),
+        Ok(()) if is_at(&file, &path) => Ok(file),
+        // A lock file that was removed, with the folder, by the one that held it keeps nobody else out.
+        Ok(()) | Err(std::fs::TryLockError::WouldBlock) => Err(FolderError::Held(files.folder().to_owned())),
         Err(std::fs::TryLockError::Error(source)) => Err(io("lock", &path)(source)),
     }
+}
+
+/// Whether the open file is the one at this path.
+fn is_at(file: &File, path: &Path) -> bool {
+    let id = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+    let ids = (file.metadata().map(id), std::fs::metadata(path).map(id));
+    matches!(ids, (Ok(open), Ok(named)) if open == named)
 }
 
 /// The last complete line, and the steps whose loss was not finite. A coordinator that was killed may have left half a line.
@@ -258,6 +323,45 @@ mod tests {
     use varuna_plan::StateId;
     use varuna_protocol::Event;
 
+    /// The first event of a run in this folder.
+    fn begin(path: &Path, job: &str) {
+        let mut folder = RunFolder::open(path, job).unwrap();
+        folder.append_event(LoggedEvent::Protocol(Event::TookOver { term: 1 }), None);
+    }
+
+    #[test]
+    fn a_run_that_never_began_does_not_occupy_its_folder() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("run");
+        LockedFolder::lock(&path, "job a").unwrap().give_up();
+        assert!(!path.exists());
+        // As a coordinator leaves it that was refused later, or that an older release was.
+        drop(RunFolder::open(&path, "job a").unwrap());
+        let locked = LockedFolder::lock(&path, "job b").unwrap();
+        assert!(matches!(
+            LockedFolder::lock(&path, "job a"),
+            Err(FolderError::Held(_))
+        ));
+        locked.give_up();
+        assert!(path.exists(), "it is not this command's");
+        begin(&path, "job b");
+        let job = RunFiles::new(&path).job_path();
+        assert_eq!(std::fs::read_to_string(job).unwrap(), "job b");
+        assert!(LockedFolder::lock(&path, "job a").is_err());
+    }
+
+    #[test]
+    fn a_lock_file_that_is_removed_locks_nobody_out() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("lock");
+        let file = File::create(&path).unwrap();
+        assert!(is_at(&file, &path));
+        std::fs::remove_file(&path).unwrap();
+        assert!(!is_at(&file, &path));
+        File::create(&path).unwrap();
+        assert!(!is_at(&file, &path), "another file");
+    }
+
     #[test]
     fn a_folder_belongs_to_one_coordinator_and_one_job() {
         let temp = tempfile::tempdir().unwrap();
@@ -268,6 +372,7 @@ mod tests {
             Err(FolderError::Held(_))
         ));
         drop(held);
+        begin(&path, "job a");
         assert!(matches!(
             RunFolder::open(&path, "job b"),
             Err(FolderError::OtherJob(_))

@@ -32,7 +32,7 @@ pub use atomic::{Access, Durability, replace_file};
 pub use contact::Contact;
 pub use event::{CheckpointEvent, EventEntry, LoggedEvent};
 pub use files::{ReadError, RunFiles};
-pub use folder::{FolderError, RunFolder};
+pub use folder::{FolderError, LockedFolder, RunFolder};
 pub use metric::{Metric, StepFigures, now_ms};
 pub use processes::{WorkerProcess, WorkerProcesses};
 pub use status::{CheckpointStatus, RunStatus, StepTimings, WorkerStatus};
