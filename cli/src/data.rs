@@ -228,7 +228,7 @@ fn print_built(built: &[Built]) {
             dataset.sidecar.documents,
             dataset.text_bytes
         ));
-        // Few different texts may all have digests of one set.
+        // Few different texts may all have digests of one set. A build in which no set has a token is refused.
         if dataset.sidecar.tokens == 0 {
             warn(&format!(
                 "varuna: {} has no tokens: no document fell to it, and no job can read it",

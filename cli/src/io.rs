@@ -2,7 +2,9 @@
 
 use crate::failure::Failure;
 use serde::Serialize;
+use std::fs::Permissions;
 use std::io::{Error, ErrorKind, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -14,9 +16,37 @@ pub(crate) fn read(path: &Path) -> Result<String, Failure> {
     std::fs::read_to_string(path).map_err(|e| Failure::Input(format!("cannot read {}: {e}", path.display())))
 }
 
-/// Creates or replaces a file.
+/// Creates or replaces a file as a whole: where that fails, as on a full disk, an existing file stays as it was. A link, or what is no file (a
+/// pipe, `/dev/stdout`), is written to.
 pub(crate) fn write(path: &Path, content: impl AsRef<[u8]>) -> Result<(), Failure> {
-    std::fs::write(path, content).map_err(|e| Failure::Input(format!("cannot write {}: {e}", path.display())))
+    let written = match std::fs::symlink_metadata(path) {
+        Ok(there) if !there.is_file() => std::fs::write(path, content),
+        there => replace(
+            path,
+            content.as_ref(),
+            there.ok().map(|there| there.permissions()),
+        ),
+    };
+    written.map_err(|e| Failure::Input(format!("cannot write {}: {e}", path.display())))
+}
+
+/// Writes a temporary file in the same folder, and renames it. It gets the permissions of the file that it replaces.
+fn replace(path: &Path, content: &[u8], as_before: Option<Permissions>) -> std::io::Result<()> {
+    let name = path.file_name().ok_or(ErrorKind::InvalidInput)?;
+    let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let mut prefix = name.to_owned();
+    prefix.push(".partial-");
+    let mut file = tempfile::Builder::new()
+        .prefix(&prefix)
+        // Of a new file the user's mask takes its part.
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(folder.unwrap_or(Path::new(".")))?;
+    file.write_all(content)?;
+    if let Some(permissions) = as_before {
+        file.as_file().set_permissions(permissions)?;
+    }
+    file.persist(path).map_err(|failed| failed.error)?;
+    Ok(())
 }
 
 /// Makes a new folder in another one, with this name or with a number behind it: two commands at the same time have one each.
@@ -89,6 +119,29 @@ pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole() {
+        let temp = tempfile::tempdir().unwrap();
+        let (path, second) = (temp.path().join("page.html"), temp.path().join("second"));
+        write(&path, "old").unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+        // Another name of the old file keeps its content unless that is overwritten in place.
+        std::fs::hard_link(&path, &second).unwrap();
+        write(&path, "new").unwrap();
+        let read = |path: &Path| std::fs::read_to_string(path).unwrap();
+        assert_eq!((read(&path), read(&second)), ("new".into(), "old".into()));
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o640);
+        // What a link names is written to, as is a device.
+        let link = temp.path().join("link");
+        std::os::unix::fs::symlink(&second, &link).unwrap();
+        write(&link, "through").unwrap();
+        assert_eq!(read(&second), "through");
+        write(Path::new("/dev/null"), "nothing").unwrap();
+        assert!(write(Path::new("/dev/full"), "too much").is_err());
+        assert_eq!(std::fs::read_dir(temp.path()).unwrap().count(), 3);
+    }
 
     #[test]
     fn commands_that_want_a_folder_of_the_same_name_have_one_each() {

@@ -84,6 +84,16 @@ fn an_interrupted_build_removes_its_files() {
 }
 
 #[test]
+fn a_dataset_without_any_token_is_an_error() {
+    let temp = TempDir::new().unwrap();
+    std::fs::write(temp.path().join("a.txt"), "").unwrap();
+    let (code, said) = built(temp.path(), "data", &["a.txt"]);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("cannot build data: 0 tokens"), "{said}");
+    assert!(!temp.path().join("data.idx").exists());
+}
+
+#[test]
 fn a_dataset_is_not_built_in_a_folder_with_the_name_of_a_bucket() {
     let temp = TempDir::new().unwrap();
     std::fs::write(temp.path().join("a.txt"), "one").unwrap();

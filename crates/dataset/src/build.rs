@@ -86,7 +86,7 @@ pub struct Built {
 /// `progress` is called with the number of input bytes that were processed since the last call.
 ///
 /// # Errors
-/// An input cannot be read or tokenized, an output exists, either is no path of this machine, or a write fails. Existing files are then
+/// An input cannot be read or tokenized, there is no token in all of them together, an output exists, either is no path of this machine, or a write fails. Existing files are then
 /// unchanged, except if a complete file cannot be renamed: then the dataset that was to be replaced has no index any more.
 pub fn build(request: &Build, progress: &mut dyn FnMut(u64)) -> Result<Vec<Built>, DataError> {
     build_while(request, &mut |bytes| {
@@ -124,6 +124,9 @@ pub fn build_while(
         }
         outputs.write(encoded)
     })?;
+    if !outputs.has_tokens() {
+        return Err(DataError::NoTokens(request.output.clone()));
+    }
     let skipped = skips.skipped();
     let mut built = outputs.complete(&request.tokenizer)?;
     for dataset in &mut built {

@@ -20,6 +20,9 @@ pub enum DataError {
     /// A file exists and overwriting was not asked for.
     #[error("cannot write {}: it already exists; choose another name, or --overwrite", .0.display())]
     Exists(PathBuf),
+    /// A build found no text.
+    #[error("cannot build {}: 0 tokens in all inputs together — at least one text that is not empty", .0.display())]
+    NoTokens(PathBuf),
     /// Another build writes the same dataset.
     #[error("cannot write {}: another build writes it now; wait for that one to end, or choose another name", .0.display())]
     Busy(PathBuf),
@@ -137,6 +140,7 @@ impl DataError {
             | DataError::Record { path, .. } => Some(path),
             DataError::Exists(_)
             | DataError::Busy(_)
+            | DataError::NoTokens(_)
             | DataError::Stopped
             | DataError::Tokenizer(_)
             | DataError::Argument { .. } => None,

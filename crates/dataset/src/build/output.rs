@@ -79,6 +79,12 @@ impl Outputs {
         Ok(())
     }
 
+    /// Whether any of the datasets has a token.
+    pub(super) fn has_tokens(&self) -> bool {
+        let mut outputs = self.datasets.iter().flatten();
+        outputs.any(|output| output.index.totals().0 > 0)
+    }
+
     /// Writes the descriptions of the datasets, and gives all files their final names.
     pub(super) fn complete(self, tokenizer: &Tokenizer) -> Result<Vec<Built>, DataError> {
         let mut described = Vec::new();

@@ -154,6 +154,23 @@ fn each_document_is_one_sequence_in_input_order() {
 }
 
 #[test]
+fn a_build_without_any_token_is_refused_and_leaves_nothing() {
+    let place = Place::new();
+    let inputs = vec![
+        place.input("empty.txt", ""),
+        place.input("b.jsonl", "\n{\"text\": \"\"}\n"),
+    ];
+    let before = files(place.0.path());
+    let mut request = place.request(inputs);
+    for split in [None, Some("1,1,1".parse::<Split>().unwrap())] {
+        request.split = split;
+        let error = build(&request, &mut |_| ()).unwrap_err();
+        assert!(matches!(&error, DataError::NoTokens(_)), "{error}");
+        assert_eq!(files(place.0.path()), before);
+    }
+}
+
+#[test]
 fn a_text_of_several_pieces_is_one_sequence() {
     let place = Place::new();
     let text = "word and word\n".repeat(200_000);
