@@ -86,8 +86,9 @@ pub struct Built {
 /// `progress` is called with the number of input bytes that were processed since the last call.
 ///
 /// # Errors
-/// An input cannot be read or tokenized, there is no token in all of them together, an output exists, either is no path of this machine, or a write fails. Existing files are then
-/// unchanged, except if a complete file cannot be renamed: then the dataset that was to be replaced has no index any more.
+/// An input cannot be read or tokenized, there is no token in all of them together, an output exists, either is no path of this machine, or a
+/// write fails. Existing files are then unchanged, except if a complete file cannot be renamed: then the dataset that was to be replaced has no
+/// index any more.
 pub fn build(request: &Build, progress: &mut dyn FnMut(u64)) -> Result<Vec<Built>, DataError> {
     build_while(request, &mut |bytes| {
         progress(bytes);
