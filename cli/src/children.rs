@@ -39,6 +39,7 @@ pub(crate) struct Children {
     credentials: Credentials,
     logs: PathBuf,
     machine: Machine,
+    /// Number of the next worker, which is its name: those of earlier starts in this run folder have lower ones.
     started: usize,
     running: Vec<Running>,
 }
@@ -133,9 +134,9 @@ impl Children {
             own,
             program,
             credentials,
+            started: first_number(&logs),
             logs,
             machine,
-            started: 0,
             running: Vec::new(),
         })
     }
@@ -267,6 +268,14 @@ fn is_frame(line: &str) -> bool {
     line.starts_with("at ") || number.is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
+/// The number above those of all workers that have a log in this folder.
+fn first_number(logs: &Path) -> usize {
+    let entries = std::fs::read_dir(logs).into_iter().flatten().flatten();
+    let number = |name: &str| name.strip_prefix('w')?.strip_suffix(".log")?.parse().ok();
+    let numbers = entries.filter_map(|entry| number(entry.file_name().to_str()?));
+    numbers.max().map_or(0, |last: usize| last.saturating_add(1))
+}
+
 /// The last [`LOG_END_BYTES`] of a file.
 fn end_of(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut file = File::open(path)?;
@@ -302,6 +311,17 @@ mod tests {
         assert_eq!(last_line("a\n  12: b\n"), Some("  12: b"));
         assert_eq!(last_line("stack backtrace:\n   0: main\nafter\n"), Some("after"));
         assert_eq!(last_line(" \n"), None);
+    }
+
+    #[test]
+    fn workers_of_a_later_start_have_new_names() {
+        let temp = tempfile::tempdir().unwrap();
+        assert_eq!(first_number(&temp.path().join("none")), 0);
+        assert_eq!(first_number(temp.path()), 0);
+        for name in ["w0.log", "w9.log", "w10.log", "w99.txt", "other.log", "w.log"] {
+            std::fs::write(temp.path().join(name), "").unwrap();
+        }
+        assert_eq!(first_number(temp.path()), 11);
     }
 
     #[test]

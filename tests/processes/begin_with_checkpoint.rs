@@ -58,6 +58,10 @@ fn job_starts_from_another_jobs_checkpoint() {
     let resumed = events.iter().filter(|e| e["event"] == "resumed");
     let bases: Vec<u64> = resumed.filter_map(|e| e["base"]["step"].as_u64()).collect();
     assert_eq!(bases.first(), Some(&20), "{}", second.report());
+    // The other job's is not told as its own.
+    let saved = events.iter().filter(|e| e["event"] == "checkpointed");
+    let saved: Vec<u64> = saved.filter_map(|e| e["step"].as_u64()).collect();
+    assert!(saved.first() > Some(&20), "{saved:?} {}", second.report());
     assert_eq!(
         bases.last(),
         Some(&20),

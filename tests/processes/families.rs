@@ -2,6 +2,7 @@
 //! undisturbed run.
 
 use nix::sys::signal::Signal;
+use std::collections::BTreeSet;
 use tempfile::TempDir;
 use varuna_fixtures::{JobFile, Run, assert_same_curve, event, last_of_each, signal};
 
@@ -64,6 +65,27 @@ fn a_bert_draws_the_curve_of_one_through_a_kill_and_a_growth() {
     assert_same_curve(&curve, &run.metrics(), LONG);
 }
 
+/// No two workers of a run have one name, and where people read of a worker, it has its name.
+fn check_names(run: &Run) {
+    let events = run.events();
+    let text = |e: &serde_json::Value, field: &str| e[field].as_str().unwrap_or_default().to_owned();
+    let joined = events.iter().filter(|e| e["event"] == "workerJoined");
+    let joined: BTreeSet<(String, String)> = joined.map(|e| (text(e, "name"), text(e, "worker"))).collect();
+    let names: BTreeSet<&String> = joined.iter().map(|(name, _)| name).collect();
+    assert_eq!(names.len(), joined.len(), "{joined:?}");
+    let planned = events.iter().filter(|e| e["event"] == "planned");
+    let reasons: Vec<String> = planned.map(|e| text(e, "reason")).collect();
+    assert!(
+        reasons.iter().any(|reason| reason.starts_with("lost w")),
+        "{reasons:?}"
+    );
+    let has_id = |reason: &String| joined.iter().any(|(_, worker)| reason.contains(worker));
+    assert!(!reasons.iter().any(has_id), "{reasons:?}");
+    let done = events.iter().position(|e| e["event"] == "done");
+    let lost = events.iter().rposition(|e| e["event"] == "workerLost");
+    assert!(lost < done, "all workers end with the run: {}", run.report());
+}
+
 /// One life of a job: a worker is killed, another one joins, and the run is asked to end, which it does after a checkpoint. Then it is started
 /// again with fewer workers, and goes on from that checkpoint under another plan.
 fn assert_same_curve_through_kill_growth_and_restart(job: &JobFile) {
@@ -95,6 +117,7 @@ fn assert_same_curve_through_kill_growth_and_restart(job: &JobFile) {
     let resumed = |e: &serde_json::Value| e["event"] == "resumed" && e["restored"] == true;
     let from_last = |e: &serde_json::Value| resumed(e) && e["base"]["step"].as_u64() > Some(before);
     assert!(run.events().iter().any(from_last), "{before}\n{}", run.report());
+    check_names(&run);
     assert_same_curve(&curve, &last_of_each(&run.metrics()), job.steps);
 }
 

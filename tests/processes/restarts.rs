@@ -82,6 +82,12 @@ fn dead_worker_is_restarted_and_the_run_completes() {
         "{}",
         run.report()
     );
+    assert_eq!(
+        run.printed("worker w1 has ended"),
+        None,
+        "it ended with the run: {}",
+        run.report()
+    );
     let resumed = event(&run, "resumed").unwrap();
     let base = resumed["base"]["step"].as_u64();
     assert!(resumed["restored"] == true && base >= Some(5), "{resumed}");

@@ -153,8 +153,11 @@ impl Run {
         };
         let how = ended.status.map_or_else(|e| e.to_string(), |s| s.to_string());
         let again = self.started_again(end);
-        self.progress
-            .print(&format!("worker {} has ended: {how}{again}", ended.name));
+        // Of a worker that was released, the coordinator tells the end; at the end of the run all workers are, and nobody tells it.
+        if !end.well {
+            self.progress
+                .print(&format!("worker {} has ended: {how}{again}", ended.name));
+        }
         self.last_ended = ended.name;
     }
 

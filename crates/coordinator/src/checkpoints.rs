@@ -93,10 +93,13 @@ impl Checkpoints {
         let mut events = Vec::new();
         let newest = self.newest_of(&listing);
         if let Some(id) = newest.filter(|_| newest > self.newest()) {
-            events.push(CheckpointEvent::Checkpointed {
-                step: id.step,
-                state: id,
-            });
+            // Another job's checkpoint was not made by this run.
+            if listing.origin != newest {
+                events.push(CheckpointEvent::Checkpointed {
+                    step: id.step,
+                    state: id,
+                });
+            }
             self.newest_since = Instant::now();
             self.newest_at = Some(SystemTime::now());
         }
@@ -345,6 +348,22 @@ mod tests {
         let done = own.update(listed(&[10, 20], None), end);
         assert_eq!(said(&done), ["checkpoint of 20", "works"]);
         assert!(own.note_end(end, end).is_none() && own.last_awaited.is_none());
+    }
+
+    #[test]
+    fn another_jobs_checkpoint_is_not_told_as_the_runs_own() {
+        let mut own = checkpoints("intervalSteps: 10");
+        let origin = CheckpointListing {
+            origin: listed(&[20], None).usable.first().copied(),
+            ..listed(&[20], None)
+        };
+        assert!(own.update(origin, Step(20)).is_empty());
+        let newest = own.status(Step(20)).and_then(|status| status.newest_step);
+        assert_eq!(newest, Some(Step(20)), "the run can resume from it");
+        assert_eq!(
+            said(&own.update(listed(&[30], None), Step(30))),
+            ["checkpoint of 30"]
+        );
     }
 
     #[test]

@@ -5,12 +5,14 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 use varuna_plan::spare_copies::SpareCopyDecision;
-use varuna_plan::{Generation, Layout, Step, Unit, WorkerId};
+use varuna_plan::{Generation, Layout, StateId, Step, Unit, WorkerId};
 use varuna_protocol::coordinator::Event;
 
 mod checkpoints;
+mod numbers;
 
 pub(crate) use checkpoints::of_checkpoint;
+use numbers::{count, significant, time};
 
 /// How many workers a sentence names; others are counted. Losing a node takes eight.
 const NAMES_MAX: usize = 8;
@@ -31,7 +33,7 @@ struct Resume {
 #[derive(Debug)]
 pub(crate) struct EventText {
     layout: Layout,
-    /// Names of the workers that have joined.
+    /// Names of the workers that have joined, under this coordinator or an earlier one.
     names: BTreeMap<WorkerId, String>,
     /// Those of them that have gone, the last one last.
     gone: VecDeque<WorkerId>,
@@ -43,11 +45,12 @@ pub(crate) struct EventText {
 }
 
 impl EventText {
-    pub(crate) fn new(layout: Layout) -> EventText {
+    /// `names`: of the workers that had joined before, which have gone or join again.
+    pub(crate) fn new(layout: Layout, names: BTreeMap<WorkerId, String>) -> EventText {
         EventText {
             layout,
-            names: BTreeMap::new(),
-            gone: VecDeque::new(),
+            gone: names.keys().copied().collect(),
+            names,
             released: BTreeSet::new(),
             stopped: None,
             resume: None,
@@ -92,7 +95,7 @@ impl EventText {
                 base,
                 finished,
                 restored,
-            } => plan_start(*generation, base.step, *finished, *restored, steps_lost),
+            } => plan_start(*generation, *base, *finished, *restored, steps_lost),
             Event::Connected { generation } => {
                 format!("the workers of plan {generation} are connected to each other")
             }
@@ -322,9 +325,17 @@ fn spare_copies(generation: Generation, verdict: SpareCopyDecision, kept: usize)
     }
 }
 
-fn plan_start(generation: Generation, step: Step, finished: bool, restored: bool, steps_lost: u64) -> String {
-    let from = match (restored, step) {
-        (true, Step(0)) => "the job's seed",
+fn plan_start(
+    generation: Generation,
+    base: StateId,
+    finished: bool,
+    restored: bool,
+    steps_lost: u64,
+) -> String {
+    let step = base.step;
+    let from = match (restored, base) {
+        (true, StateId::INITIAL) => "the job's seed",
+        // Also at step 0: with another job's parameters.
         (true, _) => "a checkpoint",
         (false, _) => "the workers' memory",
     };
@@ -362,36 +373,6 @@ fn costs_corrected(generation: Generation, predicted_ms: f64, observed_ms: f64, 
          the compute that was estimated at first",
         significant(factor)
     )
-}
-
-/// A factor with two significant digits.
-fn significant(factor: f64) -> String {
-    if factor >= 10.0 {
-        format!("{factor:.0}")
-    } else if factor >= 1.0 {
-        format!("{factor:.1}")
-    } else if factor >= 0.1 {
-        format!("{factor:.2}")
-    } else {
-        format!("{factor:.1e}")
-    }
-}
-
-/// `1 step`, `2 steps`.
-fn count(number: u64, what: &str) -> String {
-    let plural = if number == 1 { "" } else { "s" };
-    format!("{number} {what}{plural}")
-}
-
-/// A time with a unit that fits it: `0.8 s`, `154 ms`, `2.5 ms`.
-fn time(ms: f64) -> String {
-    if ms >= 500.0 {
-        format!("{:.1} s", ms / 1e3)
-    } else if ms >= 10.0 {
-        format!("{ms:.0} ms")
-    } else {
-        format!("{ms:.1} ms")
-    }
 }
 
 #[cfg(test)]

@@ -115,6 +115,8 @@ pub(crate) struct CheckpointListing {
     pub(crate) answered: bool,
     /// The checkpoints that can be resumed from, oldest first.
     pub(crate) usable: Vec<StateId>,
+    /// The one of them that is another job's, with which this job begins; none once the job has one of its own.
+    pub(crate) origin: Option<StateId>,
     /// The checkpoints that are marked: as damaged, or as given up by this run or an earlier one.
     pub(crate) damaged: Vec<StateId>,
     /// The newest generation of anything that was ever seen there, whichever run wrote it.

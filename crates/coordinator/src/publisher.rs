@@ -43,6 +43,8 @@ pub(crate) struct Publisher {
     scales_loss: bool,
     last_commit: Instant,
     text: EventText,
+    /// The run has ended, or is being stopped.
+    over: bool,
     last_message: u64,
     view: View,
     watchers: watch::Sender<View>,
@@ -59,12 +61,12 @@ impl Publisher {
     pub(crate) fn new(folder: RunFolder, job: &Job, watchers: watch::Sender<View>) -> Publisher {
         let now = Instant::now();
         Publisher {
-            folder,
             job: JobFigures::of(job),
             clock: StepClock::default(),
             scales_loss: !job.training.loss_scaling.is_off(),
             last_commit: now,
-            text: EventText::new(job.layout()),
+            text: EventText::new(job.layout(), folder.worker_names().clone()),
+            over: false,
             last_message: 0,
             view: View::default(),
             watchers,
@@ -72,6 +74,7 @@ impl Publisher {
             view_due: now + VIEW_INTERVAL,
             status_from: now + STATUS_INTERVAL,
             status_due: true,
+            folder,
         }
     }
 
@@ -141,6 +144,12 @@ impl Publisher {
 
     /// Any other event of the protocol, `at` the time since the coordinator's start.
     pub(crate) fn event(&mut self, at: Duration, event: Event, run: &RunView) {
+        match event {
+            // All workers end with the run: none of them is lost.
+            Event::WorkerLost { .. } if self.over => return,
+            Event::Done { .. } | Event::Diverged(_) => self.over = true,
+            _ => {}
+        }
         self.add_to_view(at, &event);
         let mut steps_lost = None;
         if let Event::Resumed {
@@ -187,6 +196,7 @@ impl Publisher {
     /// no workers for a run that it sees ending.
     pub(crate) fn note_stop(&mut self) {
         self.text.note_stop();
+        self.over = true;
         self.view_due = Instant::now();
     }
 

@@ -4,17 +4,22 @@ use crate::{
     Access, Contact, Durability, EventEntry, LoggedEvent, Metric, RunFiles, RunStatus,
     event_files::EventFiles, log::Log, now_ms, replace_file,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, ErrorKind};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use varuna_plan::measured_step::MeasuredStep;
-use varuna_plan::{Generation, Plan, Step};
+use varuna_plan::{Generation, Plan, Step, WorkerId};
+use varuna_protocol::Event;
 
 /// Number of plans that are kept. A plan takes some hundred bytes for each worker, and a run with a thousand workers, of which one comes or goes every few
 /// minutes, would fill a disk with gigabytes of them within weeks.
 const PLANS_KEPT: usize = 1_000;
+
+/// Maximum number of workers whose names are read from the event log. Names are needed of those of the plan in force; a run may have many more
+/// over the weeks.
+const NAMES_MAX: usize = 8_192;
 
 /// Why a run folder cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -98,6 +103,7 @@ impl LockedFolder {
             _lock: self.lock,
             last,
             nan_steps,
+            worker_names: worker_names(&files.events_path()),
             events: append(files.events_path())?,
             metrics: append(files.metrics_path())?,
             event_files: EventFiles::new(files.tensorboard_path()),
@@ -131,6 +137,8 @@ pub struct RunFolder {
     last: Option<Metric>,
     /// Published steps whose loss was not a finite number, in order.
     nan_steps: Vec<Step>,
+    /// Names of the workers that have joined under earlier coordinators.
+    worker_names: BTreeMap<WorkerId, String>,
     /// Whether the last write failed, which was logged.
     failing: bool,
 }
@@ -154,6 +162,12 @@ impl RunFolder {
     #[must_use]
     pub fn last_metric(&self) -> Option<&Metric> {
         self.last.as_ref()
+    }
+
+    /// Names of the workers that had joined the run before the folder was opened, as far as its event log has them.
+    #[must_use]
+    pub fn worker_names(&self) -> &BTreeMap<WorkerId, String> {
+        &self.worker_names
     }
 
     /// Number of the steps before this one whose loss was not finite.
@@ -308,6 +322,26 @@ fn history(path: &Path) -> (Option<Metric>, Vec<Step>) {
     (last, nan_steps)
 }
 
+/// The names of the last [`NAMES_MAX`] workers that have joined. What cannot be read has no names: they are for people.
+fn worker_names(path: &Path) -> BTreeMap<WorkerId, String> {
+    let mut joined = VecDeque::new();
+    let lines = File::open(path).map(|file| BufReader::new(file).lines().map_while(Result::ok));
+    // Most lines are of other events, and need not be parsed.
+    let lines = lines
+        .into_iter()
+        .flatten()
+        .filter(|line| line.contains("workerJoined"));
+    for entry in lines.filter_map(|line| serde_json::from_str::<EventEntry>(&line).ok()) {
+        if let LoggedEvent::Protocol(Event::WorkerJoined { worker, name, .. }) = entry.event {
+            joined.push_back((worker, name));
+        }
+        if joined.len() > NAMES_MAX {
+            joined.pop_front();
+        }
+    }
+    joined.into_iter().collect()
+}
+
 /// Records a step whose loss is not finite. Recorded steps from this one on are removed first: they were given up.
 fn note_loss(nan_steps: &mut Vec<Step>, metric: &Metric) {
     nan_steps.truncate(nan_steps.partition_point(|nan| *nan < metric.step));
@@ -321,7 +355,6 @@ mod tests {
     use super::*;
     use crate::metric::example as metric;
     use varuna_plan::StateId;
-    use varuna_protocol::Event;
 
     /// The first event of a run in this folder.
     fn begin(path: &Path, job: &str) {
@@ -460,6 +493,28 @@ mod tests {
         assert_eq!(counts(&successor), [0; 5]);
         drop(successor);
         assert_eq!(counts(&RunFolder::open(temp.path(), "job").unwrap()), [0; 5]);
+    }
+
+    #[test]
+    fn workers_of_earlier_coordinators_are_known_by_name() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut folder = RunFolder::open(temp.path(), "job").unwrap();
+        assert!(folder.worker_names().is_empty());
+        for (id, name) in [(3, "w0"), (1, "w1")] {
+            let (worker, name) = (WorkerId(id), name.to_owned());
+            let address = String::new();
+            let joined = Event::WorkerJoined {
+                worker,
+                name,
+                address,
+            };
+            folder.append_event(LoggedEvent::Protocol(joined), None);
+            folder.append_event(LoggedEvent::Protocol(Event::TookOver { term: 2 }), None);
+        }
+        drop(folder);
+        let folder = RunFolder::open(temp.path(), "job").unwrap();
+        let names = [(1, "w1"), (3, "w0")].map(|(id, name)| (WorkerId(id), name.to_owned()));
+        assert_eq!(folder.worker_names(), &BTreeMap::from(names));
     }
 
     #[test]

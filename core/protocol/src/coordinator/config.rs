@@ -170,6 +170,8 @@ pub struct CoordinatorConfig {
     pub skip_limit: Option<u32>,
     /// The last state that was published (in the run folder's metrics) before this coordinator started.
     pub published: Option<StateId>,
+    /// Names of workers that earlier coordinators of the run have seen, as far as they are known. Only texts for users have them.
+    pub names: BTreeMap<WorkerId, String>,
     /// Minimum fan-out of the tree along which norms are gathered: children per member (see [`TREE_FAN_OUT`]).
     pub tree_fan_out: u32,
 }
@@ -195,6 +197,7 @@ impl CoordinatorConfig {
             notice: None,
             skip_limit: None,
             published: None,
+            names: BTreeMap::new(),
             tree_fan_out: TREE_FAN_OUT,
         }
     }

@@ -47,6 +47,8 @@ impl Worker {
 /// All present workers, and the last ones that have left.
 pub(super) struct Roster {
     pub(super) workers: BTreeMap<WorkerId, Worker>,
+    /// Names of workers that earlier coordinators have seen.
+    names: BTreeMap<WorkerId, String>,
     /// Workers whose state was found to be wrong. These processes are never planned with again, nor resumed from. Nearly always empty, so
     /// that the check costs nothing where it is made for every message.
     corrupt: BTreeSet<WorkerId>,
@@ -62,10 +64,12 @@ pub(super) struct Roster {
 }
 
 impl Roster {
-    /// No workers; `horizon` is an estimate of the time until the set of workers changes.
-    pub(super) fn new(horizon: Duration) -> Self {
+    /// No workers; `horizon` is an estimate of the time until the set of workers changes. `names`: of workers that earlier coordinators have
+    /// seen.
+    pub(super) fn new(horizon: Duration, names: BTreeMap<WorkerId, String>) -> Self {
         Self {
             workers: BTreeMap::new(),
+            names,
             corrupt: BTreeSet::new(),
             churn: Churn::expecting(horizon),
             losses: Losses::expecting(horizon),
@@ -102,7 +106,9 @@ impl Roster {
 
     /// Name of a worker, for users.
     pub(super) fn name(&self, id: WorkerId) -> String {
-        self.hello(id).map_or_else(|| id.to_string(), |h| h.name.clone())
+        let own = self.hello(id).map(|hello| &hello.name);
+        let known = own.or_else(|| self.names.get(&id));
+        known.cloned().unwrap_or_else(|| id.to_string())
     }
 
     /// Workers whose stream is up.

@@ -68,7 +68,7 @@ impl Shared {
             may_begin_anew: false,
             max_workers: None,
             record: RecordKeeper::default(),
-            roster: Roster::new(config.timing.stay),
+            roster: Roster::new(config.timing.stay, config.names.clone()),
             outbox: Outbox::new(config.timing.repeat),
             progress: Progress::after(config.published),
             checkpoints: Checkpoints::default(),

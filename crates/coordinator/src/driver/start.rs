@@ -69,6 +69,7 @@ pub(super) fn protocol_config(options: &Options, folder: &RunFolder) -> Coordina
         save_every_steps: settings.and_then(|c| c.interval_steps),
         adaptive_checkpoints: settings.is_some_and(|c| c.adaptive),
         published: folder.last_metric().map(|m| m.state),
+        names: folder.worker_names().clone(),
         ..CoordinatorConfig::new(job.layout(), batch, last_step)
     }
 }

@@ -1,7 +1,7 @@
 use super::*;
 use varuna_plan::spare_copies::SpareCopyDecision;
 use varuna_plan::state::Chain;
-use varuna_plan::{ScaleFactor, StateId, Unit};
+use varuna_plan::{ScaleFactor, Unit};
 use varuna_protocol::coordinator::Divergence;
 use varuna_run_folder::CheckpointEvent;
 
@@ -54,7 +54,7 @@ fn collected(answered: u64, missing: std::ops::Range<u64>) -> Event {
 fn resumed(step: u64, finished: bool, restored: bool) -> Event {
     Event::Resumed {
         generation: GENERATION,
-        base: state(step),
+        base: if step == 0 { StateId::INITIAL } else { state(step) },
         finished,
         restored,
     }
@@ -377,7 +377,7 @@ fn the_sentence_of_each_event_is_the_one_that_was_reviewed() {
     let mut table = String::new();
     let mut numbers = BTreeSet::new();
     for (title, events) in runs() {
-        let mut text = EventText::new(LAYOUT);
+        let mut text = EventText::new(LAYOUT, BTreeMap::new());
         table.push_str(&format!("# {title}\n"));
         for (ms, event, steps_lost) in events {
             numbers.insert(number(&event));
@@ -402,7 +402,7 @@ fn the_sentence_of_each_event_is_the_one_that_was_reviewed() {
 
 #[test]
 fn only_names_of_workers_long_gone_are_forgotten() {
-    let mut text = EventText::new(LAYOUT);
+    let mut text = EventText::new(LAYOUT, BTreeMap::new());
     let last = GONE_MAX as u64 + 3;
     let mut events = vec![joined(1), lost(1), joined(1)];
     for number in 2..=last {
@@ -422,7 +422,7 @@ fn only_names_of_workers_long_gone_are_forgotten() {
 
 #[test]
 fn the_workers_of_a_run_that_is_stopped_are_not_lost() {
-    let mut text = EventText::new(LAYOUT);
+    let mut text = EventText::new(LAYOUT, BTreeMap::new());
     for worker in 1..3 {
         text.sentence(Duration::ZERO, &joined(worker), 0);
     }
@@ -430,4 +430,29 @@ fn the_workers_of_a_run_that_is_stopped_are_not_lost() {
     assert!(before.starts_with("lost worker w1"), "{before}");
     text.note_stop();
     assert_eq!(text.sentence(Duration::ZERO, &lost(2), 0), "worker w2 has ended");
+}
+
+#[test]
+fn workers_of_an_earlier_coordinator_have_their_names() {
+    let mut text = EventText::new(LAYOUT, BTreeMap::from([worker(1), worker(2)]));
+    let said = text.sentence(Duration::ZERO, &collected(1, 1..4), 0);
+    assert!(
+        said.ends_with(&format!("no report from w1, w2, {}", WorkerId(3))),
+        "{said}"
+    );
+    // One that joins again has not gone.
+    text.sentence(Duration::ZERO, &joined(2), 0);
+    assert_eq!(text.gone, [WorkerId(1)]);
+}
+
+#[test]
+fn a_start_with_another_jobs_weights_is_not_one_from_the_seed() {
+    let event = Event::Resumed {
+        generation: GENERATION,
+        base: state(0),
+        finished: false,
+        restored: true,
+    };
+    let said = EventText::new(LAYOUT, BTreeMap::new()).sentence(Duration::ZERO, &event, 0);
+    assert_eq!(said, "plan 3 starts at step 0 from a checkpoint");
 }

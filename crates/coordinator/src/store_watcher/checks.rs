@@ -53,8 +53,12 @@ impl Task {
         match foreign {
             // The location has someone's results. A run that began anew beside them would sooner or later be mistaken for them.
             Some((id, why)) if usable.is_empty() => return Err(CheckpointError::Unsuitable { id, why }),
-            None if usable.is_empty() => usable.extend(self.origin(&all).await?),
-            _ => {}
+            None if usable.is_empty() => {
+                let origin = self.origin(&all).await?;
+                self.listing.origin = origin;
+                usable.extend(origin);
+            }
+            _ => self.listing.origin = None,
         }
         let damaged = all.iter().filter(|l| l.marked_damaged).map(|l| l.id).collect();
         self.listed = Some(all);
