@@ -117,6 +117,39 @@ mod tests {
     }
 
     #[test]
+    fn what_is_wrong_with_a_store_reads_back() {
+        let checkpoint = LoggedEvent::Checkpoint;
+        let cases = [
+            (
+                checkpoint(CheckpointEvent::CheckpointsFail {
+                    why: "403 Forbidden".into(),
+                    newest_step: None,
+                }),
+                None,
+                r#"{"event":"checkpointsFail","why":"403 Forbidden","newestStep":null,"timeMs":5}"#,
+            ),
+            (
+                checkpoint(CheckpointEvent::CheckpointsWork {
+                    newest_step: Some(Step(20)),
+                }),
+                None,
+                r#"{"event":"checkpointsWork","newestStep":20,"timeMs":5}"#,
+            ),
+            (
+                checkpoint(CheckpointEvent::LastCheckpointAwaited {
+                    step: Step(20),
+                    why: None,
+                }),
+                None,
+                r#"{"event":"lastCheckpointAwaited","step":20,"why":null,"timeMs":5}"#,
+            ),
+        ];
+        for (event, steps_lost, line) in cases {
+            check(event, steps_lost, line);
+        }
+    }
+
+    #[test]
     fn an_entry_is_one_flat_object_and_reads_back() {
         let state = StateId {
             run_gen: Generation(2),
@@ -151,29 +184,6 @@ mod tests {
                 }),
                 None,
                 r#"{"event":"checkpointed","step":100,"state":{"run_gen":2,"step":100,"chain":"0000000000000007"},"timeMs":5}"#,
-            ),
-            (
-                checkpoint(CheckpointEvent::CheckpointsFail {
-                    why: "403 Forbidden".into(),
-                    newest_step: None,
-                }),
-                None,
-                r#"{"event":"checkpointsFail","why":"403 Forbidden","newestStep":null,"timeMs":5}"#,
-            ),
-            (
-                checkpoint(CheckpointEvent::CheckpointsWork {
-                    newest_step: Some(Step(20)),
-                }),
-                None,
-                r#"{"event":"checkpointsWork","newestStep":20,"timeMs":5}"#,
-            ),
-            (
-                checkpoint(CheckpointEvent::LastCheckpointAwaited {
-                    step: Step(20),
-                    why: None,
-                }),
-                None,
-                r#"{"event":"lastCheckpointAwaited","step":20,"why":null,"timeMs":5}"#,
             ),
             (
                 checkpoint(CheckpointEvent::CheckpointStale {
