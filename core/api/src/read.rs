@@ -4,11 +4,9 @@
 //! This ends because every field of the manifest is optional.
 
 use crate::error::Found;
-use crate::limits;
 use crate::manifest::VarunaJob;
 use serde_json::Value;
 use serde_path_to_error::{Path, Segment};
-use std::ops::RangeInclusive;
 
 /// The name for the file as a whole.
 const TOP: &str = "job file";
@@ -81,8 +79,7 @@ pub(crate) fn manifest(text: &str, unknown_fields: UnknownFields, found: &mut Fo
         } else {
             shown(&refused)
         };
-        let path = keys.join(".");
-        found.push(&path, value, allowed(&path, &message));
+        found.push(&keys.join("."), value, allowed(&message));
     }
     None
 }
@@ -230,37 +227,13 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// The range of a field of whole numbers. The resolver checks numbers with it; here it is said of what is no such number.
-fn range_of(path: &str) -> RangeInclusive<u64> {
-    match path.rsplit('.').next().unwrap_or(path) {
-        "globalBatchSize"
-        | "steps"
-        | "intervalSteps"
-        | "intervalSeconds"
-        | "samples"
-        | "compareEverySteps"
-        | "activeDeadlineSeconds" => limits::COUNT,
-        "step" | "warmupSteps" | "stableSteps" | "decaySteps" | "ttlSecondsAfterFinished" => {
-            limits::COUNT_OR_NONE
-        }
-        "seed" => limits::SEED,
-        "sharedParameters" | "parameters" | "forwardFlops" | "backwardFlops" | "savedElements"
-        | "workingElements" => limits::AMOUNT,
-        _ => 0..=u64::MAX,
-    }
-}
-
-/// What is allowed in a field, in the terms of users, from serde's message.
-fn allowed(path: &str, message: &str) -> String {
+/// What is allowed in a field, in the terms of users, from serde's message. The resolver says the range of a number.
+fn allowed(message: &str) -> String {
     let expected = message
         .split_once("expected ")
         .map_or(message, |(_, expected)| expected);
     match expected {
-        "u32" => "a whole number, 0 to 4294967295".to_owned(),
-        "u64" => {
-            let (least, most) = range_of(path).into_inner();
-            format!("a whole number, {least} to {most}")
-        }
+        "u32" | "u64" => "a whole number that is not negative".to_owned(),
         "f64" => "a number".to_owned(),
         "a boolean" => "true or false".to_owned(),
         "a map" => "a mapping".to_owned(),

@@ -132,9 +132,12 @@ impl Shared {
             self.want_checkpoint();
         }
         let members = target.members();
+        // A status may be a second old; each commit is reported. A checkpoint of a step between both would not have what was reached when it
+        // was wanted.
+        let committed = self.reached_in_force().map(|state| state.step);
         let reached = || {
             let at = members.iter().filter_map(|w| self.roster.status(*w));
-            at.map(|s| s.at.step).max().unwrap_or_default()
+            at.map(|s| s.at.step).chain(committed).max().unwrap_or_default()
         };
         let Some(after) = self
             .checkpoints

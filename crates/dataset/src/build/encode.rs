@@ -215,7 +215,7 @@ mod tests {
             ),
             (
                 b"{\"text\": null}",
-                "invalid type: null, expected a string, at column 12",
+                "invalid type: null, expected a string, at column 13",
                 true,
             ),
             (

@@ -119,12 +119,12 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
     (
         "gpt2-tiny",
         "gpt2-tiny, layers: -1",
-        "spec.model.layers: -1 — a whole number, 0 to 4294967295",
+        "spec.model.layers: -1 — a whole number that is not negative",
     ),
     (
         "gpt2-tiny",
         "gpt2-tiny, layers: 1.5",
-        "spec.model.layers: 1.5 — a whole number, 0 to 4294967295",
+        "spec.model.layers: 1.5 — a whole number that is not negative",
     ),
     (
         "gpt2-tiny",
@@ -259,12 +259,12 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
     (
         "steps: 200",
         "steps: many",
-        "spec.training.steps: \"many\" — a whole number, 1 to 1099511627776",
+        "spec.training.steps: \"many\" — a whole number that is not negative",
     ),
     (
         "steps: 200\n    optimizer: {learningRate: 3e-4}",
         "steps: -3\n    optimizer: {learningRate: 3e-4, warmupSteps: 30}",
-        "spec.training.steps: -3 — a whole number, 1 to 1099511627776",
+        "spec.training.steps: -3 — a whole number that is not negative",
     ),
     (
         "steps: 200",
@@ -678,7 +678,7 @@ const OF_FULL: &[(&str, &str, &str)] = &[
     (
         "step: 40",
         "step: -1",
-        "spec.checkpoint.from.step: -1 — a whole number, 0 to 1099511627776",
+        "spec.checkpoint.from.step: -1 — a whole number that is not negative",
     ),
     ("keep: 2", "keep: 0", "spec.checkpoint.keep: 0 — 1 to 1000000"),
     (

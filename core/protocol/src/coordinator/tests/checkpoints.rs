@@ -68,6 +68,28 @@ fn wanted_checkpoint_is_ordered_until_a_newer_one_exists() {
 }
 
 #[test]
+fn wanted_checkpoint_has_all_commits_that_are_known() {
+    let stored = CoordinatorConfig {
+        final_checkpoint: true,
+        ..config()
+    };
+    let mut rig = Rig::training_with(stored, &[A, B]);
+    let mut at = StateId::INITIAL;
+    for _ in 0..5 {
+        let decision = Decision::conclude(at, Generation(1), &[norm(1.0), norm(1.0)], None);
+        rig.say(A, Report::Committed { decision });
+        at = decision.id;
+    }
+    // The workers' statuses are those of the first step. A checkpoint of the third step is on its way.
+    rig.put(CoordinatorInput::Save);
+    rig.wait(100);
+    assert_eq!(saves(&mut rig), [(A, 5), (B, 5)].into());
+    rig.complete = vec![state(1, 3)];
+    rig.wait(200);
+    assert!(rig.machine.wants_checkpoint(), "two steps are missing");
+}
+
+#[test]
 fn timed_checkpoint_is_ordered_when_the_newest_is_too_old() {
     let every = CoordinatorConfig {
         save_every: Some(Duration::from_secs(1)),
