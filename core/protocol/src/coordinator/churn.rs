@@ -52,9 +52,14 @@ impl Churn {
         self.skipped = self.skipped.saturating_add(time);
     }
 
+    /// Whether changes are counted: a generation has started.
+    pub(super) fn has_begun(&self) -> bool {
+        self.since.is_some()
+    }
+
     /// Such a change.
     pub(super) fn observe(&mut self, now: Time) {
-        if self.since.is_none() || self.last.is_some_and(|at| now < at.after(TOGETHER)) {
+        if !self.has_begun() || self.last.is_some_and(|at| now < at.after(TOGETHER)) {
             return;
         }
         self.last = Some(now);

@@ -35,8 +35,12 @@ impl Losses {
         self.churn.skip(time);
     }
 
-    /// A recovery is planned without these members of the plan of this generation. Each of them is a loss once.
+    /// A recovery is planned without these members of the plan of this generation. Each of them is a loss once. Before the first generation of
+    /// this coordinator none is: where a run is continued, the members of its last plan have gone with the run, and nobody observed for how long.
     pub(super) fn note(&mut self, generation: Generation, lost: BTreeSet<WorkerId>, now: Time) {
+        if !self.churn.has_begun() {
+            return;
+        }
         if self.counted.0 != generation {
             self.counted = (generation, BTreeSet::new());
         }
@@ -94,5 +98,15 @@ mod tests {
         assert_eq!(note(1, &[2, 3]), [(3, 1)].into(), "two more went with it");
         assert_eq!(note(2, &[4, 5, 6]), [(3, 2)].into());
         assert_eq!(note(3, &[7]), [(1, 1), (3, 2)].into());
+    }
+
+    #[test]
+    fn members_that_ended_with_an_earlier_run_are_no_loss() {
+        let mut losses = Losses::expecting(Duration::ZERO);
+        losses.note(Generation(1), [WorkerId(1), WorkerId(2)].into(), Time(1));
+        losses.begin_generation(Time(2), Duration::ZERO);
+        assert!(losses.sizes().is_empty());
+        losses.note(Generation(2), [WorkerId(3)].into(), Time(3));
+        assert_eq!(losses.sizes(), &LossSizes::from([(1, 1)]));
     }
 }
