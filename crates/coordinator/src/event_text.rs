@@ -277,10 +277,11 @@ fn planned(shape: &str, workers: usize, generation: Generation, predicted_ms: f6
 fn checkpoint_interval(seconds: Option<f64>) -> String {
     match seconds {
         Some(seconds) => format!(
-            "workers are lost so often that a checkpoint is made about every {seconds:.0} s, in addition to those of the job's interval"
+            "workers are lost so often that a checkpoint is made about every {}, in addition to those of the job's interval",
+            time(seconds * 1e3)
         ),
         None => {
-            "checkpoints are made at the job's interval again: losses of workers cost little under this plan"
+            "checkpoints are made at the job's interval alone again: more of them would not repay their cost"
                 .to_owned()
         }
     }

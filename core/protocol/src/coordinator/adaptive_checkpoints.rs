@@ -52,15 +52,18 @@ impl Shared {
         interval(took, milliseconds)
     }
 
-    /// Reports that checkpoints are made at another interval than the job's, or at the job's again. Small changes are not reported.
+    /// Reports that checkpoints are made at another interval than the job's, or at the job's again. Small changes are not reported: where both
+    /// intervals are much the same, the times of single steps and uploads say which is the shorter one, and the reports would take turns.
     pub(super) fn report_interval(&mut self, interval: Option<Duration>, turn: &mut Turn<'_>) {
         // Before the first of them it is not known what one costs.
         if interval.is_some() && self.checkpoints.took().is_none() {
             return;
         }
+        let worth_some = self.checkpoints.losses_of_state > 0.0;
+        let regular = self.regular_interval().filter(|_| worth_some);
         let reported = &mut self.last_reports.checkpoint_interval;
-        let is_alike = match (*reported, interval) {
-            (Some(before), Some(now)) => now <= before * 2 && before <= now * 2,
+        let is_alike = match (reported.or(regular), interval.or(regular)) {
+            (Some(before), Some(now)) => now <= before.saturating_mul(2) && before <= now.saturating_mul(2),
             (None, None) => true,
             (Some(_), None) | (None, Some(_)) => false,
         };

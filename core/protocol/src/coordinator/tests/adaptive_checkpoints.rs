@@ -73,6 +73,19 @@ fn alone(adaptive: bool) -> Rig {
     rig
 }
 
+/// The same, after the first of the added checkpoints, which shows what one takes.
+fn with_a_first_one() -> Rig {
+    let mut rig = alone(true);
+    let mut step = 4;
+    rig.until_ordered(A, &mut step, Duration::from_secs(60))
+        .expect("a first one");
+    rig.wait(100);
+    rig.complete.push(state(rig.plan().generation.0, step + 1));
+    rig.wait(200);
+    rig.sent.clear();
+    rig
+}
+
 #[test]
 fn losses_of_state_make_checkpoints_more_frequent() {
     let mut rig = alone(true);
@@ -151,8 +164,7 @@ fn checkpoint_in_place_of_a_regular_one_is_none_too_many() {
 
 #[test]
 fn more_holders_end_the_more_frequent_checkpoints() {
-    let mut rig = alone(true);
-    assert!(rig.until_ordered(A, &mut 4, Duration::from_secs(60)).is_some());
+    let mut rig = with_a_first_one();
     let shared = &mut rig.machine.shared;
     assert!(shared.adaptive_interval(rig.now).is_some());
     let (mut effects, now) = (Vec::new(), rig.now);
@@ -172,17 +184,37 @@ fn more_holders_end_the_more_frequent_checkpoints() {
 
 #[test]
 fn job_that_saves_more_often_itself_needs_no_more() {
-    let mut rig = alone(true);
-    let (mut step, long) = (4, Duration::from_secs(60));
-    rig.until_ordered(A, &mut step, long).expect("a first one");
-    rig.wait(100);
-    rig.complete.push(state(rig.plan().generation.0, step + 1));
-    rig.wait(100);
+    let mut rig = with_a_first_one();
     for (regular, is_adaptive) in [(60, true), (1, false)] {
         rig.machine.shared.config.save_every = Some(Duration::from_secs(regular));
         let interval = rig.machine.shared.adaptive_interval(rig.now);
         assert_eq!(interval.is_some(), is_adaptive, "{regular} s: {interval:?}");
     }
+}
+
+#[test]
+fn intervals_near_the_jobs_own_are_not_reported_in_turns() {
+    let mut rig = with_a_first_one();
+    let now = rig.now;
+    let shared = &mut rig.machine.shared;
+    let interval = shared.adaptive_interval(now).expect("the losses repay one");
+    shared.config.save_every = Some(interval + interval / 4);
+    let mut effects = Vec::new();
+    let mut turn = Turn {
+        now,
+        scope: Scope::Everyone,
+        effects: &mut effects,
+    };
+    let short = Some(interval / 4);
+    for interval in [None, Some(interval), None, short, None, Some(interval)] {
+        shared.report_interval(interval, &mut turn);
+    }
+    let told = [short, None].map(|interval| {
+        CoordinatorEffect::Event(Event::CheckpointInterval {
+            seconds: interval.map(|time| time.as_secs_f64()),
+        })
+    });
+    assert_eq!(effects, told);
 }
 
 #[test]
@@ -204,18 +236,15 @@ fn spare_copies_are_weighed_against_more_frequent_checkpoints() {
 
 #[test]
 fn skipped_time_makes_the_next_checkpoint_due() {
-    let mut rig = alone(true);
-    let (mut step, long) = (4, Duration::from_secs(60));
-    rig.until_ordered(A, &mut step, long).expect("a first one");
-    rig.wait(100);
-    rig.complete.push(state(rig.plan().generation.0, step + 1));
-    rig.wait(100);
+    let mut rig = with_a_first_one();
     let due = rig
         .machine
         .time_to_extra_checkpoint(rig.now)
         .expect("the losses repay one");
     assert!(due > Duration::from_secs(1), "{due:?}");
     rig.put(CoordinatorInput::TimeSkipped(due));
-    let (waited, _) = rig.until_ordered(A, &mut step, long).expect("it is due");
+    let (waited, _) = rig
+        .until_ordered(A, &mut 6, Duration::from_secs(60))
+        .expect("it is due");
     assert!(waited <= Duration::from_millis(100), "{waited:?}");
 }
