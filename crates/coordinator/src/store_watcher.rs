@@ -162,6 +162,7 @@ impl Task {
 
     async fn run(mut self, requests: Arc<Notify>, end: Arc<Notify>, inbound: Sender<Inbound>) {
         let mut owned: Option<Instant> = None;
+        let mut pruned = tokio::time::Instant::now();
         // Whether a request came while something else was done.
         let mut requested = false;
         loop {
@@ -197,7 +198,9 @@ impl Task {
                 // While it is not known whether there is a checkpoint, requests come without pause.
                 tokio::time::sleep(PAUSE).await;
             }
-            if !by_request {
+            // By the clock too: while workers are lost often, a checkpoint is ordered within seconds of the last one, and asked for until it is there.
+            if !by_request || pruned.elapsed() >= INTERVAL {
+                pruned = tokio::time::Instant::now();
                 requested = tokio::select! {
                     (_, requested) = unless_requested(&requests, self.prune(PRUNE_TIMEOUT)) => requested,
                     () = end.notified() => return self.give_up().await,

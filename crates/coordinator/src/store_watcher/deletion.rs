@@ -172,10 +172,13 @@ async fn mark_given_up(location: &Location, all: &mut [Listed], void: &[StateId]
 pub(super) mod tests {
     use super::*;
     use crate::options::Checkpointing;
-    use crate::store_watcher::tests::{empty, in_store, of_generation};
+    use crate::store_watcher::tests::{
+        ask_without_pause, empty, in_store, next_complete, of_generation, slow_to_list,
+    };
     use crate::store_watcher::unfinished::tests::put;
+    use crate::store_watcher::{INTERVAL, StoreWatcher};
     use tempfile::TempDir;
-    use tokio::sync::watch;
+    use tokio::sync::{mpsc, watch};
 
     /// The run knows all checkpoints, and needs none.
     pub(in crate::store_watcher) fn all_known() -> Needs {
@@ -183,6 +186,26 @@ pub(super) mod tests {
             newest: Some(of_generation(u64::MAX, 0)),
             ..Needs::default()
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_without_pause_do_not_keep_old_checkpoints() {
+        let given = slow_to_list(Duration::ZERO).await;
+        let store = given.store.clone();
+        let (inbound, mut inbox) = mpsc::channel(64);
+        let watcher = StoreWatcher::start(given, inbound);
+        watcher.set_needs(all_known());
+        let deleted = async {
+            while in_store(&store).await.len() > 1 {
+                next_complete(&mut inbox).await;
+            }
+        };
+        let deleted = tokio::time::timeout(4 * INTERVAL, deleted);
+        tokio::select! {
+            deleted = deleted => assert!(deleted.is_ok(), "all are still there"),
+            () = ask_without_pause(&watcher) => {}
+        }
+        watcher.end().await;
     }
 
     #[tokio::test]

@@ -468,7 +468,7 @@ async fn deletions_end_when_the_location_gets_another_owner() {
 const HALF_A_SECOND: Duration = Duration::from_millis(500);
 
 /// Of a job with four checkpoints, which take this long to list for each of their two dozen files and more.
-async fn slow_to_list(wait_list_per_entry: Duration) -> Checkpointing {
+pub(super) async fn slow_to_list(wait_list_per_entry: Duration) -> Checkpointing {
     let given = throttled(ThrottleConfig {
         wait_list_per_entry,
         ..ThrottleConfig::default()
@@ -628,7 +628,7 @@ async fn renewals_that_have_ended_begin_again() {
 }
 
 /// Asks for listings, as a recovery does.
-async fn ask_without_pause(watcher: &StoreWatcher) {
+pub(super) async fn ask_without_pause(watcher: &StoreWatcher) {
     loop {
         watcher.list_now();
         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -636,7 +636,7 @@ async fn ask_without_pause(watcher: &StoreWatcher) {
 }
 
 /// The next listing that is complete, and how many answers came before it.
-async fn next_complete(inbox: &mut Receiver<Inbound>) -> (CheckpointListing, usize) {
+pub(super) async fn next_complete(inbox: &mut Receiver<Inbound>) -> (CheckpointListing, usize) {
     let mut before = 0;
     loop {
         match inbox.recv().await {
