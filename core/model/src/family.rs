@@ -7,6 +7,16 @@ use crate::transformer::Transformer;
 use crate::{bert, gpt2, llama3, qwen3};
 use serde_json::Value;
 
+/// What the names of heads for other tasks begin with: for classes and rewards, answers, choices, and values. `transformers` too reads a
+/// language model without them.
+const OTHER_HEADS: [&str; 5] = [
+    "score.",
+    "classifier.",
+    "qa_outputs.",
+    "multiple_choice_head.",
+    "v_head.",
+];
+
 /// A family that the library `transformers` knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Family {
@@ -82,14 +92,15 @@ impl Family {
     }
 
     /// Whether a published file may have this tensor beside those of the model: a constant that older libraries stored, a head that is tied to the
-    /// table of tokens, or a part that is not trained here (the pooler and the next-sentence head of a BERT).
+    /// table of tokens, or a part that is not trained here (a head for another task, the pooler of a BERT).
     #[must_use]
     pub fn leaves_out(self, tensor: &str) -> bool {
-        match self {
+        let of_family = match self {
             Family::Gpt2 => gpt2::leaves_out(tensor),
             Family::Llama | Family::Qwen3 => llama3::leaves_out(tensor),
             Family::Bert => bert::leaves_out(tensor),
-        }
+        };
+        of_family || OTHER_HEADS.iter().any(|head| tensor.starts_with(head))
     }
 
     /// The tensors that a unit's parameter is published as: its rows in order.

@@ -35,7 +35,7 @@ pub enum HuggingFaceError {
     /// The files have tensors that the model does not have: another model, or another size of it.
     #[error(
         "{count} of its tensors are not of the model that config.json describes, such as {first}: allowed are the model's own, and what the library \
-         stores beside them (masks, position ids, rotary frequencies, a tied head)"
+         stores beside them (masks, position ids, rotary frequencies, a tied head, heads for other tasks)"
     )]
     NotOfModel {
         /// Number of such tensors.

@@ -500,10 +500,14 @@ fn constants_and_parts_that_are_not_trained_are_left_out() {
         "lm_head.weight",
         "transformer.h.1.attn.bias",
         "h.0.attn.masked_bias",
+        "multiple_choice_head.summary.weight",
+        "v_head.summary.weight",
     ][..];
     let llama = &[
         "model.layers.1.self_attn.rotary_emb.inv_freq",
         "model.rotary_emb.inv_freq",
+        "score.weight",
+        "qa_outputs.weight",
     ][..];
     let of_bert = &[
         "bert.embeddings.position_ids",
@@ -511,6 +515,7 @@ fn constants_and_parts_that_are_not_trained_are_left_out() {
         "cls.seq_relationship.bias",
         "cls.predictions.decoder.weight",
         "cls.predictions.decoder.bias",
+        "classifier.bias",
     ][..];
     for (model, names) in [
         (small(true), gpt2),
