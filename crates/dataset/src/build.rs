@@ -96,7 +96,7 @@ pub fn build(request: &Build, progress: &mut dyn FnMut(u64)) -> Result<Vec<Built
     })
 }
 
-/// Like [`build`], but `progress` may stop the build: then its files are removed.
+/// Like [`build`], but `progress` may stop the build: then its files are removed. It is asked once more, about no bytes, when all is read.
 ///
 /// # Errors
 /// As [`build`], or the build was stopped.
@@ -125,6 +125,10 @@ pub fn build_while(
         }
         outputs.write(encoded)
     })?;
+    // What stopped the build may have ended the program that writes an input too: what was read is then not all of it, and no batch need follow.
+    if progress(0).is_break() {
+        return Err(DataError::Stopped);
+    }
     if !outputs.has_tokens() {
         return Err(DataError::NoTokens(request.output.clone()));
     }

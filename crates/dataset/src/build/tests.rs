@@ -590,6 +590,23 @@ fn a_stopped_build_leaves_no_files() {
     assert_eq!(left, ["a.txt"]);
 }
 
+#[test]
+fn a_build_may_be_stopped_when_all_is_read() {
+    let place = Place::new();
+    let request = place.request(vec![place.input("a.txt", "one")]);
+    let mut read = 0;
+    let stopped = build_while(&request, &mut |bytes| {
+        read += bytes;
+        match bytes {
+            0 => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        }
+    });
+    assert!(matches!(stopped, Err(DataError::Stopped)), "{stopped:?}");
+    assert_eq!(read, 3);
+    assert_eq!(std::fs::read_dir(place.path("")).unwrap().count(), 1);
+}
+
 /// Lines of which every hundredth is no JSON. They are long, so that a few thousand lines are three batches.
 fn with_malformed() -> String {
     let line = |i: u32| match i % 100 {
