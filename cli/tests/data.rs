@@ -5,7 +5,7 @@
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -54,33 +54,83 @@ fn lines_that_were_left_out_are_counted_and_the_first_is_named() {
     );
 }
 
+/// A build that takes longer than any test.
+struct LongBuild {
+    folder: TempDir,
+    process: Child,
+}
+
+impl LongBuild {
+    /// Starts it, through another program if one is named.
+    fn start(through: Option<&str>) -> LongBuild {
+        let folder = TempDir::new().unwrap();
+        // Takes no room on the disk.
+        let text = std::fs::File::create(folder.path().join("a.txt")).unwrap();
+        text.set_len(1 << 38).unwrap();
+        let varuna = env!("CARGO_BIN_EXE_varuna");
+        let mut command = Command::new(through.unwrap_or(varuna));
+        command.args(through.map(|_| varuna));
+        let process = command
+            .args(["data", "build", "--tokenizer", "byte", "-o", "data", "a.txt"])
+            .current_dir(folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        LongBuild { folder, process }
+    }
+
+    /// Bytes of tokens that are written.
+    fn written(&self) -> u64 {
+        let partial = self.folder.path().join("data.bin.partial");
+        std::fs::metadata(partial).map_or(0, |file| file.len())
+    }
+
+    fn wait_for_more_than(&mut self, bytes: u64) {
+        let start = Instant::now();
+        while self.written() <= bytes {
+            assert_eq!(self.process.try_wait().unwrap(), None);
+            assert!(start.elapsed() < Duration::from_secs(60), "nothing is written");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(i32::try_from(self.process.id()).unwrap()), signal).unwrap();
+    }
+}
+
+impl Drop for LongBuild {
+    fn drop(&mut self) {
+        // One that a failed test leaves would fill the disk. It may have ended.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
 #[test]
 fn an_interrupted_build_removes_its_files() {
-    let temp = TempDir::new().unwrap();
-    // Takes no room on the disk, and longer than any test to read.
-    let text = std::fs::File::create(temp.path().join("a.txt")).unwrap();
-    text.set_len(1 << 38).unwrap();
-    let mut build = Command::new(env!("CARGO_BIN_EXE_varuna"))
-        .args(["data", "build", "--tokenizer", "byte", "-o", "data", "a.txt"])
-        .current_dir(temp.path())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let partial = temp.path().join("data.bin.partial");
-    let length = || std::fs::metadata(&partial).map_or(0, |file| file.len());
-    let start = Instant::now();
-    while length() == 0 {
-        assert!(start.elapsed() < Duration::from_secs(60), "nothing is written");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    kill(Pid::from_raw(i32::try_from(build.id()).unwrap()), Signal::SIGINT).unwrap();
-    assert_eq!(build.wait().unwrap().code(), Some(130));
-    let left: Vec<_> = std::fs::read_dir(temp.path())
+    let mut build = LongBuild::start(None);
+    build.wait_for_more_than(0);
+    build.signal(Signal::SIGINT);
+    assert_eq!(build.process.wait().unwrap().code(), Some(130));
+    let left: Vec<_> = std::fs::read_dir(build.folder.path())
         .unwrap()
         .map(|file| file.unwrap().file_name())
         .collect();
     assert_eq!(left, ["a.txt"]);
+}
+
+#[test]
+fn a_build_under_nohup_outlives_its_terminal() {
+    let mut build = LongBuild::start(Some("nohup"));
+    build.wait_for_more_than(0);
+    build.signal(Signal::SIGHUP);
+    // A build that obeys ends with the batch that it writes, which is a thirtieth of this.
+    build.wait_for_more_than(build.written() + (64 << 20));
+    build.signal(Signal::SIGINT);
+    assert_eq!(build.process.wait().unwrap().code(), Some(130));
 }
 
 #[test]
