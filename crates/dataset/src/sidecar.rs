@@ -4,6 +4,7 @@ use crate::error::DataError;
 use crate::files::Files;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+use varuna_api::sha256;
 
 /// Maximum bytes of a description: it has some names and numbers. Beside a dataset of another tool, a file of this name may hold the texts that
 /// it was built from.
@@ -45,6 +46,13 @@ impl Sidecar {
             )
         };
         tokenizer(self) == tokenizer(other)
+    }
+
+    /// Whether the dataset was built with the tokenizer of this `tokenizer.json`. None: the description has no digest of one.
+    #[must_use]
+    pub fn is_of_tokenizer(&self, json: &[u8]) -> Option<bool> {
+        let digest = self.tokenizer_sha256.as_ref()?;
+        Some(*digest == sha256(json))
     }
 
     /// Reads `<prefix>.json`. None: there is no such file.

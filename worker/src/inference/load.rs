@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use tokio::runtime::Runtime;
 use varuna_api::{Packing, Precision};
 use varuna_checkpoint::{Listed, Location, Manifest, Shard, folder_name, unit_name};
-use varuna_dataset::{Tokenizer, TrainingData};
+use varuna_dataset::{Sidecar, Tokenizer, TrainingData};
 use varuna_model::{Model, Transformer, Unit};
 use varuna_torch::{Attention, AttentionChoice, AttentionShape, DeviceChoice};
 
@@ -112,9 +112,7 @@ impl Chosen {
     /// # Errors
     /// What is kept cannot be read.
     pub(super) fn other_tokenizer(&self, data: &TrainingData) -> Result<Option<String>> {
-        let Some(kept) = self.kept()?.tokenizer()? else {
-            return Ok(None);
-        };
+        let kept = self.kept()?;
         for description in data.descriptions() {
             if !kept.made(description)? {
                 let name = &description.tokenizer;
@@ -141,6 +139,17 @@ impl Kept {
     fn tokenizer(&self) -> Result<Option<Tokenizer>> {
         let read = tokenizer_of(&self.0);
         read.context("the tokenizer that is kept beside the checkpoints; --tokenizer and --data name another")
+    }
+
+    /// Whether a dataset with this description has the tokens of the tokenizer that is kept, as far as is known.
+    fn made(&self, dataset: &Sidecar) -> Result<bool> {
+        let json = self.file(TOKENIZER);
+        if let Some(is_own) = json.and_then(|json| dataset.is_of_tokenizer(json)) {
+            return Ok(is_own);
+        }
+        // Only now: to be opened it must name the token that ends a document, which that of a BERT does not.
+        let kept = self.tokenizer()?;
+        Ok(kept.map(|kept| kept.made(dataset)).transpose()?.unwrap_or(true))
     }
 
     /// The tokens that end a text of its model: all that its configurations name. Models of chats have one for a text, and one for a turn.
@@ -449,6 +458,29 @@ mod tests {
         );
         let why = format!("{why:#}");
         assert!(why.contains("cannot read published/tokenizer.json: "), "{why}");
+    }
+
+    #[test]
+    fn kept_tokenizer_needs_no_end_to_be_compared() {
+        // As far as this is told, it names no token that ends a document, and cannot be opened.
+        let json = b"{}";
+        let kept = Kept(vec![(TOKENIZER.to_owned(), json.to_vec())]);
+        let described = |tokenizer: &str, digest: Option<String>| Sidecar {
+            tokenizer: tokenizer.to_owned(),
+            tokenizer_files: None,
+            tokenizer_sha256: digest,
+            vocabulary: 257,
+            end_of_document: 256,
+            tokens: 1,
+            documents: 1,
+            sha256: String::new(),
+        };
+        let of_file = |digest: String| kept.made(&described(TOKENIZER, Some(digest))).unwrap();
+        assert!(of_file(varuna_api::sha256(json)));
+        assert!(!of_file("ab".to_owned()));
+        let of_program = described("byte", None);
+        assert!(kept.made(&of_program).is_err(), "it would have to be opened");
+        assert!(Kept(Vec::new()).made(&of_program).unwrap(), "none is kept");
     }
 
     #[test]
