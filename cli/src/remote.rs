@@ -141,14 +141,10 @@ fn last_status(run: &Path, failure: Failure) -> Result<(RunStatus, Option<Failur
     Ok((last, outdated))
 }
 
-fn has_ended(mode: RunMode) -> bool {
-    matches!(mode, RunMode::Done | RunMode::Stopped | RunMode::Ended)
-}
-
 /// Why nobody takes a request to a run: its folder may say that it has ended. Otherwise it is `failure`.
 pub(crate) fn ended_or(run: &Path, failure: Failure) -> Failure {
     match RunFiles::new(run).status() {
-        Ok(last) if has_ended(last.run.mode) => Failure::Input(format!(
+        Ok(last) if last.run.mode.is_over() => Failure::Input(format!(
             "{}: the run has ended at step {} of {}; allowed is the folder of a run that goes on",
             run.display(),
             last.run.step,
@@ -160,7 +156,7 @@ pub(crate) fn ended_or(run: &Path, failure: Failure) -> Failure {
 
 /// What is wrong with the last status of a run: nothing where the run has ended.
 fn outdated(mode: RunMode, failure: &Failure, written: Option<SystemTime>) -> Option<Failure> {
-    if has_ended(mode) {
+    if mode.is_over() {
         return None;
     }
     let when = written.map_or(String::new(), |at| format!(", written at {}", utc(at)));
@@ -195,8 +191,9 @@ fn text(status: &RunStatus) -> String {
         let why = copies.verdict.as_ref().map(|verdict| verdict.why.as_str());
         spare_copies([copies.units, copies.kept, copies.in_step], why)
     }));
-    let is_over = matches!(status.run.mode, RunMode::Done | RunMode::Stopped | RunMode::Ended);
-    let last_step = (status.run.step >= status.run.last_step && !is_over).then_some(status.run.last_step);
+    let run = &status.run;
+    let awaits_checkpoint = run.step >= run.last_step && !run.mode.is_over();
+    let last_step = awaits_checkpoint.then_some(run.last_step);
     text.extend(
         status
             .checkpoint

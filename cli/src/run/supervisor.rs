@@ -226,7 +226,7 @@ impl Run {
     fn is_ending(&self) -> bool {
         let view = self.control.view.borrow();
         let mode = view.snapshot.as_ref().map(|s| s.run.mode);
-        self.ending || matches!(mode, Some(RunMode::Done | RunMode::Stopped | RunMode::Ended))
+        self.ending || mode.is_some_and(RunMode::is_over)
     }
 
     fn scale(&mut self, wanted: usize) -> Result<String, String> {

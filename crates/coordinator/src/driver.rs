@@ -22,7 +22,7 @@ use varuna_api::Job;
 use varuna_plan::measured_step::MeasuredWork;
 use varuna_plan::{Generation, Plan, StateId, Step, WorkerId};
 use varuna_protocol::coordinator::{CoordinatorEffect, CoordinatorInput, Outcome};
-use varuna_protocol::{Coordinator, Event, Listing, Order, Report, RunMode, Time};
+use varuna_protocol::{Coordinator, Event, Listing, Order, Report, Time};
 use varuna_run_folder::{CheckpointEvent, RunFolder, RunStatus};
 use varuna_wire::{Downward, EncodedPlans, Hello, Upward, Welcome};
 
@@ -261,8 +261,7 @@ impl Driver {
 
     /// Whether no step follows any more.
     fn is_over(&self) -> bool {
-        let mode = self.machine.run().mode;
-        matches!(mode, RunMode::Done | RunMode::Stopped | RunMode::Ended)
+        self.machine.run().mode.is_over()
     }
 
     fn take_notice(&mut self, notice: &WorkerNotice) {

@@ -49,6 +49,12 @@ impl RunMode {
         matches!(self, RunMode::Starting | RunMode::Settling)
     }
 
+    /// Whether no step follows any more.
+    #[must_use]
+    pub fn is_over(self) -> bool {
+        matches!(self, RunMode::Done | RunMode::Stopped | RunMode::Ended)
+    }
+
     /// The serialized name.
     #[must_use]
     pub fn as_str(self) -> &'static str {

@@ -13,7 +13,7 @@ use varuna_plan::state::Chain;
 use varuna_plan::{Base, Decision, OptimizerProgress};
 use varuna_protocol::coordinator::Timing;
 use varuna_protocol::member::{Member, MemberConfig, MemberEffect, MemberInput, MemberTiming};
-use varuna_protocol::{ComparisonRecord, Inventory, Record, Rollback};
+use varuna_protocol::{ComparisonRecord, Inventory, Record, Rollback, RunMode};
 use varuna_run_folder::RunFiles;
 
 const WORKER: WorkerId = WorkerId(1);
