@@ -2,7 +2,7 @@
 
 use crate::bar::Bar;
 use crate::coordinator::runtime;
-use crate::failure::Failure;
+use crate::failure::{Failure, STOPPED};
 use crate::io::{print_line, warn};
 use crate::signals::Interrupts;
 use std::ops::ControlFlow;
@@ -12,9 +12,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::available_parallelism;
 use tokio::runtime::Runtime;
 use varuna_dataset::{Build, Built, DataError, Format, Split, Tokenizer, build_while, info, tokens};
-
-/// Exit code of a command that the user has stopped.
-const STOPPED: i32 = 130;
 
 /// Build and inspect datasets in Megatron's format (a .bin file and an .idx file).
 #[derive(clap::Args)]
@@ -202,7 +199,7 @@ impl StopFlag {
             told.store(true, Ordering::Relaxed);
             interrupts.at_once().await;
             // It may wait for an input that never comes. The next build replaces what is left.
-            std::process::exit(STOPPED);
+            std::process::exit(i32::from(STOPPED));
         });
         Ok(StopFlag {
             asked,

@@ -6,6 +6,9 @@ use varuna_coordinator::{CoordinatorError, Divergence, Outcome};
 use varuna_plan::Layout;
 use varuna_run_folder::FolderError;
 
+/// Exit code of a command that the user has stopped.
+pub(crate) const STOPPED: u8 = 130;
+
 /// Why a command failed. The messages are for the user.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -15,7 +18,7 @@ pub(crate) enum Failure {
     /// The user's input cannot be used. The worker program has printed the reason, and nothing more is to be said.
     #[error("the worker program has printed the reason")]
     Reported,
-    /// A run folder or a port is in use.
+    /// A run folder, a port, a checkpoint location or the folder of an export is in use.
     #[error("{0}")]
     Busy(String),
     /// Training state is lost for good.
@@ -40,7 +43,7 @@ impl Failure {
             Failure::Busy(_) => 3,
             Failure::StateLost(_) => 4,
             Failure::Diverged(_) => 5,
-            Failure::Stopped => 130,
+            Failure::Stopped => STOPPED,
         })
     }
 

@@ -40,9 +40,9 @@ const PLUGIN: &str = "kubectl-varuna";
 
 /// Elastic pipeline-parallel training that continues when workers come and go.
 ///
-/// Exit codes: 0 success; 1 internal error; 2 bad input (arguments, job file, data); 3 a run folder, port or checkpoint location is in use;
-/// 4 the training state is lost (no worker and no checkpoint holds it); 5 the gradients are not finite any more (training.skipLimit); 130
-/// stopped by the user.
+/// Exit codes: 0 success; 1 internal error; 2 bad input (arguments, job file, data); 3 a run folder, a port, a checkpoint
+/// location or the folder of an export is in use; 4 the training state is lost (no worker and no checkpoint holds it); 5 the gradients are
+/// not finite any more (training.skipLimit); 130 stopped by the user.
 ///
 /// VARUNA_LOG sets the log level on stderr, for example debug [default: warn].
 #[derive(Parser)]

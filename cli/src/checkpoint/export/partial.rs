@@ -1,4 +1,4 @@
-//! The folder of an export that is not complete: half an export would pass for a whole one, also after a signal or a power failure.
+//! The folder of an export that is not complete: half an export would pass for a whole one, also after a signal.
 
 use crate::failure::Failure;
 use std::ffi::OsString;
