@@ -117,7 +117,6 @@ impl Shared {
 
     /// Orders the requested checkpoint in a running generation.
     pub(super) fn order_checkpoint(&mut self, target: &Plan, turn: &mut Turn<'_>) {
-        // One that is on its way is not replaced: a short interval would put it off again and again.
         let interval = self.adaptive_interval(turn.now);
         if self.config.final_checkpoint {
             let every = self.config.save_every;
