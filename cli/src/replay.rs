@@ -122,6 +122,7 @@ fn setup(arguments: &Arguments, job: &Job) -> Result<Setup, Failure> {
         parts: parts.map_err(input)?,
         notice_s,
         checkpoint_steps: job.checkpoint.as_ref().and_then(|c| c.interval_steps),
+        parameters_first: true,
         adaptive_checkpoints: job.checkpoint.as_ref().is_some_and(|c| c.adaptive),
         skip: true,
     })

@@ -40,11 +40,13 @@ pub enum Ablation {
     /// Copies that follow the run. If one worker of a planned change does without them, all workers that get units load these after the
     /// switch, while training waits. Such a worker keeps no spare copies, and nobody keeps copies of its units.
     Following,
+    /// Steps before all state has arrived: if one worker does without them, all workers wait for the state that they lack.
+    ParametersFirst,
 }
 
 impl Ablation {
     /// All ablations.
-    pub const ALL: [Ablation; 16] = [
+    pub const ALL: [Ablation; 17] = [
         Ablation::Kernels,
         Ablation::Optimizer,
         Ablation::Norm,
@@ -61,6 +63,7 @@ impl Ablation {
         Ablation::StateCopies,
         Ablation::ReadAhead,
         Ablation::Following,
+        Ablation::ParametersFirst,
     ];
 
     /// Name of the ablation on the command line.
@@ -83,6 +86,7 @@ impl Ablation {
             Ablation::StateCopies => "state-copies",
             Ablation::ReadAhead => "read-ahead",
             Ablation::Following => "following",
+            Ablation::ParametersFirst => "parameters-first",
         }
     }
 }
@@ -167,7 +171,7 @@ mod tests {
     fn another_name_is_refused_with_the_list() {
         let why = "kernels,speed".parse::<Ablations>().unwrap_err().to_string();
         let expected = "--without names \"speed\"; allowed are kernels, optimizer, norm, gelu, dropout, loss, bias, squares, streams, pinned, \
-                        ahead, chunks, padding, state-copies, read-ahead, following, several with commas between";
+                        ahead, chunks, padding, state-copies, read-ahead, following, parameters-first, several with commas between";
         assert_eq!(why, expected);
     }
 }

@@ -56,7 +56,7 @@ pub(crate) struct Arguments {
     #[arg(long, env = "VARUNA_ATTENTION", default_value = "auto")]
     pub(crate) attention: AttentionChoice,
     /// Optimizations to switch off, to measure their gain, separated by commas: kernels (or some of optimizer, norm, gelu, dropout, loss,
-    /// bias, squares), streams, pinned, ahead, chunks, padding, state-copies, read-ahead, following. The training stays the same.
+    /// bias, squares), streams, pinned, ahead, chunks, padding, state-copies, read-ahead, following, parameters-first. The training stays the same.
     #[arg(long, value_name = "NAMES", env = "VARUNA_WITHOUT", default_value = "")]
     pub(crate) without: Ablations,
     /// Bytes of host memory that this worker may use: for training if it computes on the CPU, for spare copies and checkpoints beside a GPU

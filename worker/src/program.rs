@@ -148,6 +148,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
 fn member(arguments: &Arguments, me: WorkerId, job: &Job) -> MemberConfig {
     MemberConfig {
         follows: !arguments.without.has(Ablation::Following),
+        parameters_first: !arguments.without.has(Ablation::ParametersFirst),
         id: me,
         layout: job.layout(),
         last_step: Step(job.training.steps),

@@ -58,6 +58,7 @@ impl Rig {
         let parts = AgentParts {
             member: MemberConfig {
                 follows: true,
+                parameters_first: false,
                 id: ME,
                 layout: case.model().layout(),
                 last_step: Step(100),

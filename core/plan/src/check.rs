@@ -119,6 +119,11 @@ pub enum PlanError {
         /// The worker that would keep it.
         keeper: WorkerId,
     },
+    /// Parameters are to be sent first where that is not possible.
+    #[error(
+        "the plan sends parameters first: that is allowed if some member lacks state at a known base, and the first sources of all that members lack are members"
+    )]
+    ParametersFirst,
     /// A unit has neither a source nor a checkpoint.
     #[error("unit {0} has no source, and the plan names no checkpoint")]
     Unsourced(Unit),
@@ -256,6 +261,9 @@ pub fn check_plan(plan: &Plan, batch: u64) -> Result<(), PlanError> {
         }
     }
     check_keepers(plan)?;
+    if plan.parameters_first && !plan.can_send_parameters_first() && !bug!(AllowParametersOfStranger) {
+        return Err(PlanError::ParametersFirst);
+    }
     let stored = matches!(plan.base, crate::document::Base::Fixed { checkpoint: true, .. });
     let mut units = plan.layout.all_units();
     match units.find(|u| !stored && plan.sources[u.index()].is_empty() && !bug!(AllowUnsourced)) {

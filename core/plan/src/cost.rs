@@ -293,6 +293,13 @@ impl Costs {
         let bytes_per_s = self.ring_bytes_per_s.unwrap_or(self.device.bytes_per_s);
         (parameters * self.parameter.gradient) as f64 / bytes_per_s * 1e3
     }
+
+    /// Time to send this many parameters, as they are computed with, over a link, without its latency, milliseconds.
+    #[must_use]
+    pub fn parameters_ms(&self, parameters: u64) -> f64 {
+        let bytes = self.parameter.without_state() - self.parameter.gradient;
+        (parameters * bytes) as f64 / self.device.bytes_per_s * 1e3
+    }
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use std::ops::Range;
 
 mod index;
 mod links;
+pub(crate) mod parameters_first;
 mod sources;
 pub use index::PlanIndex;
 pub use links::tree_fan_out;
@@ -361,6 +362,10 @@ pub struct Plan {
     /// Omitted if false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub following: bool,
+    /// Whether members that lack state compute the plan's first step with parameters that others send them, while the rest of that state
+    /// is still on its way (ADR 43). Omitted if false.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub parameters_first: bool,
     /// By unit: the member that keeps a spare copy of it while this plan is in force. None if the unit has several holders, or nobody keeps
     /// one. Empty, and omitted, if no copy is kept.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -20,6 +20,7 @@ pub mod loss_scale;
 pub mod measured_step;
 mod moments;
 mod mutant;
+pub mod parameters_first;
 pub mod partition;
 pub mod planner;
 pub mod predict;

@@ -51,6 +51,12 @@ varuna_mutants::mutants! {
     AllowUnsourced => UNIT_TESTS,
     /// Keepers of spare copies do not count where losses of state are expected.
     KeepersHoldNothing => UNIT_TESTS,
+    /// The checker lets a plan send parameters first that only workers without a stage could send.
+    AllowParametersOfStranger => UNIT_TESTS,
+    /// Parameters come first however long they take.
+    ParametersFirstAtAnyCost => UNIT_TESTS,
+    /// A worker that holds former units, or computes with parameters beside the state that comes, counts as if it had room for all of it.
+    ForgetFormerUnits => UNIT_TESTS,
     /// The checker lets a worker keep the spare copy of what it holds alone.
     AllowKeeperOfItsOwn => UNIT_TESTS,
     /// The checker lets an interleaved pipeline have part of a group of micro-batches.

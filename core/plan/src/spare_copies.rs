@@ -55,7 +55,7 @@ pub struct Location<'a> {
     pub domain: &'a str,
 }
 
-/// What spare copies cost under one shape.
+/// What copies of units cost under one shape: spare copies, and those that workers have for a while when plans change.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct SpareCosts {
     /// By unit: bytes in its keeper's memory, for the unit and for the gradients that may wait. A unit that is not listed needs none.
@@ -64,6 +64,12 @@ pub struct SpareCosts {
     pub room_bytes: BTreeMap<WorkerId, u64>,
     /// Memory for copies of each worker that keeps them beside the memory of training, bytes: in the host's memory beside a GPU's.
     pub apart_bytes: BTreeMap<WorkerId, u64>,
+    /// By unit: bytes in the memory of a worker that holds it. A unit that is not listed needs none.
+    pub held_bytes: Vec<u64>,
+    /// By unit: bytes for its parameters as they are computed with, and their gradients. A unit that is not listed needs none.
+    pub without_state_bytes: Vec<u64>,
+    /// By unit: how long its parameters, as they are computed with, occupy a link, milliseconds. A unit that is not listed takes no time.
+    pub parameters_ms: Vec<f64>,
     /// By unit: how long its gradient occupies a link in each step, milliseconds. A unit that is not listed takes no time.
     pub send_ms: Vec<f64>,
 }
@@ -82,14 +88,36 @@ impl SpareCosts {
     }
 
     fn copy(&self, layout: &Layout, unit: Unit) -> u64 {
-        let whole = self.copy_bytes.get(layout.whole_of(unit).index());
-        whole.map_or(0, |bytes| bytes / u64::from(layout.ranges))
+        of_unit(&self.copy_bytes, layout, unit)
+    }
+
+    pub(crate) fn held(&self, layout: &Layout, unit: Unit) -> u64 {
+        of_unit(&self.held_bytes, layout, unit)
+    }
+
+    pub(crate) fn without_state(&self, layout: &Layout, unit: Unit) -> u64 {
+        of_unit(&self.without_state_bytes, layout, unit)
     }
 
     fn send(&self, layout: &Layout, unit: Unit) -> f64 {
-        let whole = self.send_ms.get(layout.whole_of(unit).index());
-        whole.map_or(0.0, |ms| ms / f64::from(layout.ranges))
+        time_of_unit(&self.send_ms, layout, unit)
     }
+
+    pub(crate) fn parameters(&self, layout: &Layout, unit: Unit) -> f64 {
+        time_of_unit(&self.parameters_ms, layout, unit)
+    }
+}
+
+/// Milliseconds of a unit, from those of the units of the undivided layout.
+fn time_of_unit(ms: &[f64], layout: &Layout, unit: Unit) -> f64 {
+    let whole = ms.get(layout.whole_of(unit).index());
+    whole.map_or(0.0, |ms| ms / f64::from(layout.ranges))
+}
+
+/// Bytes of a unit, from those of the units of the undivided layout.
+fn of_unit(bytes: &[u64], layout: &Layout, unit: Unit) -> u64 {
+    let whole = bytes.get(layout.whole_of(unit).index());
+    whole.map_or(0, |bytes| bytes / u64::from(layout.ranges))
 }
 
 /// Which workers keep spare copies.

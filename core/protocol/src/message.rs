@@ -96,6 +96,9 @@ pub struct Status {
     /// Whether it can keep spare copies of units, and whether the ones it keeps are up to date.
     #[serde(default)]
     pub keeping: Keeping,
+    /// Whether it can compute a plan's first step with parameters that others send it, before it has the state that it lacks (ADR 43).
+    #[serde(default)]
+    pub parameters_first: bool,
 }
 
 /// A unit whose gradient of one step is completely reduced on this worker, not yet applied.

@@ -15,6 +15,34 @@ varuna_mutants::mutants! {
     CommitAfterFence => unit_tests_and_seeds("c", 0),
     /// Roll-forward applies without the reduced norm.
     ForgetNorm => unit_tests_and_seeds("b", 0),
+    /// A member that has run a step before Go puts its norms in before Go.
+    PutNormsInBeforeGo => UNIT_TESTS,
+    /// A member that runs a step before Go begins it again.
+    BeginFirstStepTwice => UNIT_TESTS,
+    /// Former units, whose parameters others lack, are freed before these are sent.
+    FreeBeforeParameters => UNIT_TESTS,
+    /// Whoever is connected first is asked for state, and who is to send the parameters waits to be asked.
+    AskAnySourceFirst => UNIT_TESTS,
+    /// A step before Go begins before the state that others lack is sent.
+    BeginBeforeServing => UNIT_TESTS,
+    /// State that arrives does away with the gradient of the step that was run before Go.
+    ForgetGradientOfFirstStep => UNIT_TESTS,
+    /// A gradient that was computed with another worker's parameters is reported without the state that it belongs to.
+    ReportGradientWithoutState => UNIT_TESTS,
+    /// A keeper that asks after the first step was run gets a whole copy.
+    KeepersMissFirstStep => UNIT_TESTS,
+    /// A worker that has no memory for a step before Go is given less for good.
+    FirstStepsExhaustForGood => UNIT_TESTS,
+    /// The time of a step that began before Go counts from Go.
+    TimeStepFromGo => UNIT_TESTS,
+    /// Steps begin before Go with workers of builds that cannot do so.
+    BeginBeforeGoWithAll => UNIT_TESTS,
+    /// Steps begin before Go where workers have no memory for it.
+    BeginBeforeGoWithoutRoom => UNIT_TESTS,
+    /// Steps begin before Go however long the parameters take.
+    BeginBeforeGoAtAnyCost => UNIT_TESTS,
+    /// Steps begin before Go again although the generation before committed nothing.
+    BeginBeforeGoAgain => UNIT_TESTS,
     /// Go as soon as one member is ready; members obey.
     GoEarly => unit_tests_and_seeds("befg", 0),
     /// The plan is sent before it is persisted.

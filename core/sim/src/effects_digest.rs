@@ -139,7 +139,7 @@ structs! {
     Shape { pipelines, spares, micro_batch_size, schedule, predicted },
     Plan {
         generation, parent, base, layout, shape, sources, addresses, deadline, relay, tree_fan_out,
-        evidence; reason; index; following; keepers
+        evidence; reason; index; following; keepers; parameters_first
     },
     StepDeadline { step_ns, doublings, evaluation; floor_ns },
     EvaluationSteps { interval_steps, batches },
@@ -147,7 +147,7 @@ structs! {
     Rollback { to, generation },
     MinorityHolder { worker, name },
     Record { version, term, highest, plan, next, done, trust, waited_ms, puts_anew; last_step; stopped },
-    Status { generation, fenced, phase, based, connected, next, next_connected, at, draining, following; last_step; keeping },
+    Status { generation, fenced, phase, based, connected, next, next_connected, at, draining, following; last_step; keeping; parameters_first },
     Prepared { run_gen, step, norm },
     MemoryShortage { needed_bytes, free_bytes },
     Ran { generation, step, norm_put_in },

@@ -20,6 +20,8 @@ pub(crate) struct Job {
     pub(crate) step: Step,
     /// Whether the parameters that others do not hold are on their way to them.
     parameters_sent: bool,
+    /// Parameters of the state with which the step began, for workers that lack it.
+    lacked: Vec<(WorkerId, Unit, Held)>,
     forwarded: Option<u64>,
     backwarded: bool,
     /// Contributions that were passed on to the next worker of the ring: the unit, and the worker that made the contribution.
@@ -37,6 +39,10 @@ pub(crate) struct Reduced {
     pub(crate) foreign: bool,
     /// For the checker: whether parameters of several states were computed with.
     pub(crate) mixed: bool,
+    /// What the optimizer had counted before.
+    before: Option<OptimizerProgress>,
+    /// The plan and the step.
+    of: Option<(Arc<Plan>, Step)>,
 }
 
 type Mail<K> = BTreeMap<(Generation, K), u64>;
@@ -104,13 +110,19 @@ impl Engine {
         }
     }
 
-    pub(crate) fn start(&mut self, plan: Arc<Plan>, step: Step) {
+    pub(crate) fn start(&mut self, me: WorkerId, plan: Arc<Plan>, step: Step) {
         let generation = plan.generation;
         self.reduced = Reduced {
             generation,
+            of: Some((plan.clone(), step)),
             ..Reduced::default()
         };
+        let to = |(unit, held): (&Unit, &Held)| {
+            let receivers = plan.parameters_receivers(me, *unit, step).into_iter();
+            receivers.map(|to| (to, *unit, *held)).collect::<Vec<_>>()
+        };
         self.job = Some(Job {
+            lacked: self.held.iter().flat_map(to).collect(),
             plan,
             step,
             parameters_sent: false,
@@ -124,8 +136,7 @@ impl Engine {
     /// The units that are completely reduced.
     pub(crate) fn prepared(&self, last: Unit, overflow_percent: u64) -> Vec<(Unit, UnitNorm)> {
         let part = |(unit, (bits, _)): (&Unit, &(u64, _))| {
-            let held: Option<&Held> = self.held.get(unit);
-            let before = held.map_or(OptimizerProgress::START, |h| h.state.progress);
+            let before = self.reduced.before.unwrap_or(OptimizerProgress::START);
             (*unit, norm(*bits, *unit == last, overflow_percent, before))
         };
         self.reduced.units.iter().map(part).collect()
@@ -170,6 +181,8 @@ impl Engine {
         if !job.parameters_sent {
             job.parameters_sent = true;
             self.send_parameters(me, &plan, step, outputs);
+            let lacked = std::mem::take(&mut job.lacked).into_iter();
+            outputs.extend(lacked.map(|(to, unit, held)| Output::Parameters(to, step, unit, held)));
         }
         if job.forwarded.is_none() {
             let Some(weights) = self.weights(me, &plan, step) else {
@@ -182,6 +195,7 @@ impl Engine {
                 self.take(true, g, step)
             };
             let Some(input) = input else { return };
+            self.reduced.before = weights.values().next().map(|held| held.state.progress);
             self.reduced.mixed |= weights.values().any(|a| weights.values().any(|b| a.id != b.id));
             let bits = weights.values().fold(input, |h, held| mix(h, held.state.bits));
             job.forwarded = Some(bits);
@@ -231,8 +245,10 @@ impl Engine {
     /// The parameters of all units that this worker computes with, once those that it does not hold have arrived.
     fn weights(&self, me: WorkerId, plan: &Plan, step: Step) -> Option<BTreeMap<Unit, Held>> {
         let gathered = plan.gathered(me);
+        let is_sent =
+            |unit: Unit| gathered.contains(&unit) || plan.parameters_sender(me, unit, step).is_some();
         let of = |unit: Unit| {
-            if !gathered.contains(&unit) {
+            if !is_sent(unit) {
                 let held = self.held.get(&unit).copied();
                 return Some((unit, held.unwrap_or(NOT_HELD)));
             }
@@ -302,6 +318,19 @@ impl Engine {
                 let sum = parts.iter().fold(0u64, |s, c| s.wrapping_add(c.bits));
                 self.reduced.units.insert(*unit, (sum, parts));
             }
+        }
+    }
+
+    /// A unit's state has come. The gradient of a step that was computed with another worker's parameters of that state stays.
+    pub(crate) fn adopt(&mut self, me: WorkerId, unit: Unit, id: StateId, state: UnitState) {
+        self.held.insert(unit, Held { id, state });
+        self.gradients
+            .retain(|(u, _, step), _| *u != unit || *step >= id.step);
+        let of_this_state = |(plan, step): &(Arc<Plan>, Step)| {
+            *step == id.step && plan.parameters_sender(me, unit, *step).is_some()
+        };
+        if !self.reduced.of.as_ref().is_some_and(of_this_state) {
+            self.reduced.units.remove(&unit);
         }
     }
 

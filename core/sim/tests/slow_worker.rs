@@ -68,6 +68,7 @@ fn status(generation: u64, phase: Phase, step: u64) -> Status {
         next_connected: false,
         following: varuna_protocol::Following::Unable,
         keeping: varuna_protocol::Keeping::Unable,
+        parameters_first: false,
         at: StateId {
             run_gen: Generation(if step > 0 { generation } else { 0 }),
             step: Step(step),

@@ -65,13 +65,13 @@ pub enum Tag {
         /// Round of the ring: 0..D-1 reduce-scatter, all-gather from D-1 on.
         round: u32,
     },
-    /// Part of a unit's parameters, from its owner to a worker that computes with them and does not hold them.
+    /// Part of a unit's parameters, from its owner, or from a source of the unit, to a worker that computes with them and does not hold them.
     Parameters {
         /// The step being run, which begins with it.
         step: Step,
         /// The unit.
         unit: Unit,
-        /// Number of the piece.
+        /// Number of the piece; the greatest is that of the optimizer's counters, which a source sends before the pieces.
         piece: u32,
     },
     /// Messages that the ranks of one of the generation's communicators pass around their ring before they use it.

@@ -194,6 +194,7 @@ fn status_to_wire(status: &Status) -> v1::WorkerStatus {
         draining: status.draining,
         last_step: status.last_step.0,
         following: following_to_wire(status.following).into(),
+        parameters_first: status.parameters_first,
         keeping: keeping_to_wire(status.keeping).into(),
         uploads_fail: None,
     }
@@ -252,6 +253,7 @@ fn read_status(status: &v1::WorkerStatus) -> Result<Status, WireError> {
             Ok(v1::Keeping::InStep) => Keeping::InStep,
             Err(_) => return Err(WireError::value(M, "keeping", status.keeping, KEEPING)),
         },
+        parameters_first: status.parameters_first,
     })
 }
 

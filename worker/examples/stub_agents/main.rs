@@ -177,6 +177,7 @@ async fn work(common: &Common, number: u64) -> Result<()> {
     let parts = AgentParts {
         member: MemberConfig {
             follows: true,
+            parameters_first: false,
             id: me,
             layout: job.layout(),
             last_step: Step(job.training.steps),

@@ -8,8 +8,8 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 pub(super) struct EngineGone;
 
 /// The queue to the engine, and the commands for which it has no room. The agent must not wait for room, because that would hide a stuck
-/// engine from the coordinator. The number of waiting commands is bounded: the member sends one unit at a time to each peer, takes over
-/// each of its units once, and runs one step.
+/// engine from the coordinator. The number of waiting commands is bounded: the member sends one unit at a time to each peer, or up to 256 in a
+/// plan whose first step begins with parameters, takes over each of its units once, and runs one step.
 pub(super) struct Commands<C> {
     engine: SyncSender<C>,
     waiting: VecDeque<C>,

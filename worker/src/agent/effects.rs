@@ -9,7 +9,7 @@ use std::time::Duration;
 use varuna_checkpoint::CheckpointError;
 use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId};
 use varuna_protocol::member::{MemberEffect, MemberInput};
-use varuna_protocol::{Digests, Report};
+use varuna_protocol::{Digests, Phase, Report};
 use varuna_wire::Upward;
 
 impl Agent {
@@ -157,12 +157,22 @@ impl Agent {
 
     /// Has the engine take over the unit that has just arrived.
     fn adopt(&mut self, unit: Unit, id: StateId) -> Result<(), AgentError> {
-        match self.arrivals.adopt(unit, id) {
+        let Some(state) = self.arrivals.adopt(unit, id) else {
+            tracing::error!(%unit, %id, "the member adopts a unit that has not arrived");
+            return Ok(());
+        };
+        let events = self.events.clone();
+        let done = move |adopted| {
+            let event = match adopted {
+                Ok(()) => Event::Loaded { unit, id },
+                Err(error) => Event::Fatal(error),
+            };
+            // An error means that the agent has ended.
+            let _ = events.blocking_send(AgentEvent::Engine(event));
+        };
+        match self.first_step.adopt((unit, id), state, Box::new(done))? {
             Some(state) => self.command(Command::Adopt { unit, id, state }),
-            None => {
-                tracing::error!(%unit, %id, "the member adopts a unit that has not arrived");
-                Ok(())
-            }
+            None => Ok(()),
         }
     }
 
@@ -251,8 +261,13 @@ impl Agent {
                 about: None,
             }));
         };
-        self.step_reports.begin(&plan, self.me);
+        self.step_reports.begin(&plan, step, self.me);
         self.running.begin(generation, &link);
+        self.first_step.begin(&plan, step);
+        let lacks = self.first_step.lacks(self.member.held());
+        if let Some(lacks) = lacks.filter(|_| self.member.status().phase != Phase::Running) {
+            tracing::info!(%generation, %step, lacks, "the first step begins before Go");
+        }
         if let Some(checkpoints) = &self.checkpoints {
             checkpoints.step_begins();
         }

@@ -4,22 +4,23 @@
 //! `Link::abort`, which ends every wait of the running step, and the [`Command::Quiesce`] that follows; its answer proves that the engine
 //! itself has stopped, not only its control task.
 
-use crate::engine::{Compute, EngineError, SegmentTiming, StepFailure, StepTimings, Timeline, panic_message};
+mod failed_step;
+
+use crate::engine::{Compute, EngineError, SegmentTiming, StepTimings, Timeline, panic_message};
 use crate::state::{UnitSnapshot, UnitState};
 use crate::stopwatch::{Took, timed};
-use crate::transport::{Link, LinkError};
+use crate::transport::Link;
+pub use failed_step::FailedStep;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId};
-use varuna_protocol::{Lack, Prepared};
+use varuna_protocol::Prepared;
 
 /// Commands that may wait for the engine; the agent keeps what is more.
 const QUEUE: usize = 1024;
-/// Steps in a row for which the device may have no memory: from the second on, each leads to a plan that takes an eighth less of this worker, if there is one.
-const WITHOUT_MEMORY_MAX: u32 = 8;
 
 /// Who receives data of a unit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,7 +55,7 @@ impl GradientOf {
 /// Who reads a state that is sent to a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reader {
-    /// The connection, part by part: nobody trains meanwhile.
+    /// The connection, part by part: no state changes meanwhile. The first step may be computed.
     Connection,
     /// A copy is made at once and sent from: the next optimizer step must not wait for the network.
     Copy,
@@ -178,19 +179,6 @@ pub enum Event {
     Fatal(EngineError),
 }
 
-/// A step that did not finish.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct FailedStep {
-    /// Generation of the plan.
-    pub generation: Generation,
-    /// The peer for which the step waited.
-    pub about: Option<WorkerId>,
-    /// What this worker itself lacked for the step.
-    pub lacks: Option<Lack>,
-    /// Reason, as text for logs.
-    pub why: String,
-}
-
 /// Starts the thread, which computes with `threads` of libtorch's and calls `emit` for each event. `emit` may block, but only briefly.
 pub fn start<E: Compute>(
     engine: E,
@@ -236,6 +224,7 @@ impl<E: Compute, T: Fn(Event) + Send + Sync + 'static> Thread<E, T> {
     }
 
     fn carry_out(&mut self, command: Command) -> Result<(), EngineError> {
+        self.take_adopted(&command)?;
         self.engine.recall(&command.units())?;
         let event = match command {
             Command::Initialise { unit } => {
@@ -246,8 +235,9 @@ impl<E: Compute, T: Fn(Event) + Send + Sync + 'static> Thread<E, T> {
                 }
             }
             Command::Adopt { unit, id, state } => {
-                self.engine.import(unit, &state)?;
-                self.prepared.retain(|(u, _)| *u != unit);
+                if !self.engine.adopt(unit, id, &state)? {
+                    self.prepared.retain(|(u, _)| *u != unit);
+                }
                 Event::Loaded { unit, id }
             }
             Command::Run {
@@ -300,6 +290,17 @@ impl<E: Compute, T: Fn(Event) + Send + Sync + 'static> Thread<E, T> {
             },
         };
         (self.emit)(event);
+        Ok(())
+    }
+
+    /// Takes over what was adopted beside a step. A step that computes without some state does not wait for it.
+    fn take_adopted(&mut self, before: &Command) -> Result<(), EngineError> {
+        let needs_none = matches!(before, Command::Run { plan, step, .. } if plan.sends_parameters_in(*step));
+        for (unit, has_gradient) in self.engine.take_adopted(!needs_none)? {
+            if !has_gradient {
+                self.prepared.retain(|(u, _)| *u != unit);
+            }
+        }
         Ok(())
     }
 
@@ -365,36 +366,5 @@ impl<E: Compute, T: Fn(Event) + Send + Sync + 'static> Thread<E, T> {
             }
             Err(failure) => self.failed(plan.generation, failure).map(Event::StepFailed),
         }
-    }
-
-    /// What a step that did not finish says, unless the engine cannot go on.
-    fn failed(&mut self, generation: Generation, failure: StepFailure) -> Result<FailedStep, EngineError> {
-        self.prepared = failure.prepared;
-        let why = failure.error.to_string();
-        let late = self.engine.lacks_data().then_some(Lack::Data);
-        let (about, lacks) = match failure.error {
-            EngineError::Link(LinkError::Closed(peer) | LinkError::Unknown(peer)) => (Some(peer), late),
-            EngineError::Link(LinkError::Deadline { from, .. } | LinkError::Unfit { from, .. }) => {
-                (Some(from), late)
-            }
-            EngineError::Link(LinkError::Aborted | LinkError::Nccl(_)) => (None, late),
-            // All workers that read may read from the same store: they keep their state until it is there again.
-            ref error if error.lacks_data() => (None, Some(Lack::Data)),
-            EngineError::NoMemory { shortage, why } => {
-                self.without_memory += 1;
-                let steps = self.without_memory;
-                if steps >= WITHOUT_MEMORY_MAX {
-                    return Err(EngineError::TooLittleMemory { steps, shortage, why });
-                }
-                (None, Some(Lack::Memory(shortage)))
-            }
-            other => return Err(other),
-        };
-        Ok(FailedStep {
-            generation,
-            about,
-            lacks,
-            why,
-        })
     }
 }

@@ -41,6 +41,7 @@ fn is_busy_after_step(checkpoints: &Checkpoints) -> bool {
 
 impl Agent {
     pub(super) fn on_engine_event(&mut self, event: Event) -> Result<(), AgentError> {
+        self.first_step.note(&event);
         let input = match event {
             Event::Loaded { unit, id } => MemberInput::Loaded { unit, id },
             Event::Prepared {

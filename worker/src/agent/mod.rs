@@ -7,6 +7,7 @@ mod arrivals;
 mod commands;
 mod effects;
 pub mod engine_thread;
+mod first_step;
 mod follower_sender;
 mod inputs;
 mod running;
@@ -23,6 +24,7 @@ use crate::transport::tcp::PeerEvent;
 use arrivals::Arrivals;
 use commands::{Commands, EngineGone};
 use engine_thread::{Command, Event, Recipient};
+use first_step::FirstStep;
 use follower_sender::FollowerSender;
 use running::RunningLink;
 use serving::Serving;
@@ -158,6 +160,7 @@ struct Agent {
     attached: bool,
     run: RunKey,
     running: RunningLink,
+    first_step: FirstStep,
     arrivals: Arrivals,
     step_reports: StepReports,
     start: Instant,
@@ -170,6 +173,7 @@ struct Agent {
 /// Why it had to end before.
 pub async fn run<E: Compute>(parts: AgentParts<E>, mut drain: Receiver<()>) -> Result<(), AgentError> {
     let (events, mut inbox) = parts.events;
+    let (me, adopter) = (parts.member.id, parts.engine.adopter());
     let from_engine = events.clone();
     let engine = engine_thread::start(parts.engine, parts.threads, move |event| {
         // If this fails the agent has ended; the thread then ends with its command queue.
@@ -178,7 +182,7 @@ pub async fn run<E: Compute>(parts: AgentParts<E>, mut drain: Receiver<()>) -> R
     let (reports, mut uplink) = parts.uplink;
     let mesh: Arc<dyn DataPlane> = Arc::from(parts.mesh);
     let mut agent = Agent {
-        me: parts.member.id,
+        me,
         member: Member::new(parts.member),
         engine: Commands::new(engine),
         followers: FollowerSender::new(Arc::clone(&mesh), events.clone(), parts.copies),
@@ -191,6 +195,7 @@ pub async fn run<E: Compute>(parts: AgentParts<E>, mut drain: Receiver<()>) -> R
         attached: true,
         run: parts.run,
         running: RunningLink::default(),
+        first_step: FirstStep::new(me, adopter),
         arrivals: Arrivals::default(),
         step_reports: StepReports::new(parts.tokens_per_sample, parts.memory_taken),
         start: Instant::now(),

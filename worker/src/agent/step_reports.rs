@@ -55,6 +55,8 @@ pub(super) struct StepReports {
     members: u32,
     samples: u64,
     generation: Generation,
+    /// The running step waits for parameters, and for members that begin it later: its times are not those of a step.
+    waits_for_parameters: bool,
     /// Units whose spare copy this worker keeps.
     kept: usize,
     /// Whether all of them were up to date when this was checked last.
@@ -71,6 +73,7 @@ impl StepReports {
             members: 1,
             samples: 0,
             generation: Generation(0),
+            waits_for_parameters: false,
             kept: 0,
             in_step: false,
             tokens_per_sample,
@@ -79,7 +82,8 @@ impl StepReports {
     }
 
     /// A step of this plan begins.
-    pub(super) fn begin(&mut self, plan: &Plan, me: WorkerId) {
+    pub(super) fn begin(&mut self, plan: &Plan, step: Step, me: WorkerId) {
+        self.waits_for_parameters = plan.sends_parameters_in(step);
         let pipeline = plan.shape.place(me);
         self.samples = pipeline.map_or(0, |(i, _)| plan.shape.pipelines[i].samples.len());
         self.members = u32::try_from(plan.members().len()).unwrap_or(u32::MAX);
@@ -98,7 +102,7 @@ impl StepReports {
         segment_timings: Vec<SegmentTiming>,
         timeline: Option<Timeline>,
     ) {
-        self.ran = Some(Ran {
+        self.ran = (!self.waits_for_parameters).then_some(Ran {
             generation,
             step,
             timings,
@@ -162,6 +166,7 @@ impl StepReports {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agent::first_step;
 
     fn ran(step_reports: &mut StepReports, timeline: Option<Timeline>) -> Option<StepMetrics> {
         step_reports.ran(
@@ -174,6 +179,16 @@ mod tests {
             time: Duration::from_millis(3),
             processor: Duration::from_millis(2),
         })
+    }
+
+    #[test]
+    fn the_times_of_a_step_that_waits_for_parameters_are_not_told() {
+        let mut step_reports = StepReports::new(1, Box::new(|| None));
+        let plan = first_step::tests::plan();
+        step_reports.begin(&plan, Step(5), first_step::tests::ME);
+        assert_eq!(ran(&mut step_reports, None), None);
+        step_reports.begin(&plan, Step(6), first_step::tests::ME);
+        assert!(ran(&mut step_reports, None).is_some());
     }
 
     #[test]

@@ -53,6 +53,7 @@ impl Engine {
         let EngineConfig {
             training, backend, ..
         } = &self.config;
+        self.reduced.forget(unit);
         let has_equal_bits =
             backend.device.is_host() || backend.has_equal_bits_on_host(training.optimizer.rule);
         let held = self.units.get(&unit);

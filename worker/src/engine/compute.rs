@@ -1,11 +1,11 @@
 //! The interface of an engine to its thread.
 
-use super::{Done, Engine, EngineError, StepFailure, StepReport};
+use super::{Adopter, Done, Engine, EngineError, StepFailure, StepReport};
 use crate::state::{UnitSnapshot, UnitState};
 use crate::transport::Link;
 use std::sync::Arc;
 use std::time::Instant;
-use varuna_plan::{Decision, Plan, Step, Unit};
+use varuna_plan::{Decision, Plan, StateId, Step, Unit};
 
 /// The part that computes steps. [`Engine`] trains; a program that measures the rest of a worker uses an implementation that computes
 /// nothing. The functions of [`Engine`] document what each one does, and when it fails.
@@ -13,6 +13,18 @@ use varuna_plan::{Decision, Plan, Step, Unit};
 pub trait Compute: Send + 'static {
     fn initialise(&mut self, unit: Unit) -> Result<(), EngineError>;
     fn import(&mut self, unit: Unit, state: &UnitState) -> Result<(), EngineError>;
+    /// One that computes nothing keeps no gradient for state that comes later.
+    fn adopt(&mut self, unit: Unit, _id: StateId, state: &UnitState) -> Result<bool, EngineError> {
+        self.import(unit, state).map(|()| false)
+    }
+    /// One that has none adopts units in turn with its steps.
+    fn adopter(&self) -> Option<Adopter> {
+        None
+    }
+    /// What was adopted beside a step.
+    fn take_adopted(&mut self, _waits: bool) -> Result<Vec<(Unit, bool)>, EngineError> {
+        Ok(Vec::new())
+    }
     fn snapshot(&self, unit: Unit) -> Result<UnitSnapshot, EngineError>;
     /// One that has no device has nowhere to copy to.
     fn share(&self, unit: Unit) -> Result<UnitSnapshot, EngineError> {
@@ -53,6 +65,18 @@ impl Compute for Engine {
 
     fn import(&mut self, unit: Unit, state: &UnitState) -> Result<(), EngineError> {
         Engine::import(self, unit, state)
+    }
+
+    fn adopt(&mut self, unit: Unit, id: StateId, state: &UnitState) -> Result<bool, EngineError> {
+        Engine::adopt(self, unit, id, state)
+    }
+
+    fn adopter(&self) -> Option<Adopter> {
+        Some(Engine::adopter(self))
+    }
+
+    fn take_adopted(&mut self, waits: bool) -> Result<Vec<(Unit, bool)>, EngineError> {
+        Engine::take_adopted(self, waits)
     }
 
     fn snapshot(&self, unit: Unit) -> Result<UnitSnapshot, EngineError> {

@@ -3,7 +3,7 @@
 use super::Samples;
 use crate::backend::Backend;
 use crate::model::Module;
-use crate::state::{UnitBuffers, UnitSpec};
+use crate::state::{GatheredUnit, UnitBuffers, UnitSpec};
 use std::ops::Range;
 use std::sync::Arc;
 use varuna_api::Training;
@@ -53,6 +53,11 @@ impl EngineConfig {
         let host = Backend::of_processor(self.backend.numerics);
         let moments = self.training.optimizer.rule.moments();
         UnitBuffers::of_range(&self.spec_of(unit), host, moments)
+    }
+
+    /// Zeroed tensors for computing a unit of the undivided layout.
+    pub(super) fn gathered(&self, whole: Unit) -> Result<GatheredUnit, TorchError> {
+        GatheredUnit::new(&self.model.unit(whole), self.backend)
     }
 
     fn spec_of(&self, unit: Unit) -> UnitSpec {

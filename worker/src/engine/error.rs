@@ -82,6 +82,17 @@ pub enum EngineError {
     /// A unit's state is needed and not here.
     #[error("the state of unit {0} is not held here")]
     NotHeld(Unit),
+    /// Others wait for parameters that are not here either; the state is as it was before the step.
+    #[error(
+        "the state of unit {0} is not held here, and other workers need its parameters for the first step"
+    )]
+    NothingToSend(Unit),
+    /// The optimizer is to apply a gradient that is not here; this is a defect of this program, and the process must end.
+    #[error(
+        "the gradient of unit {0} is not here, and the decision of its step cannot be applied: this worker ends with the unit's state as it was \
+         before the step"
+    )]
+    NoGradient(Unit),
     /// The plan gives this worker nothing to do.
     #[error("worker {0} has no stage in the plan")]
     NoStage(WorkerId),

@@ -54,9 +54,8 @@ impl Engine {
         laid
     }
 
-    fn new_gathered(&self, whole: Unit) -> Result<GatheredUnit, EngineError> {
-        let spec = self.config.model.unit(whole);
-        Ok(GatheredUnit::new(&spec, self.config.backend)?)
+    pub(super) fn new_gathered(&self, whole: Unit) -> Result<GatheredUnit, EngineError> {
+        Ok((self.gathered_empty)(&self.config, whole)?)
     }
 
     /// Moves the masters of these ranges, where they are not yet there. False where other state is still read there.

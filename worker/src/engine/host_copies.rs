@@ -38,12 +38,6 @@ impl Engine {
         to_device.into_iter().try_for_each(|unit| self.load_again(unit))
     }
 
-    /// Loads a unit that is held to where it belongs now.
-    fn load_again(&mut self, unit: Unit) -> Result<(), EngineError> {
-        let state = self.export(unit)?;
-        self.import(unit, &state)
-    }
-
     /// Whether the unit is held in the host's memory, also where the device's is the same.
     ///
     /// # Errors

@@ -13,6 +13,27 @@ use varuna_plan::{OptimizerProgress, Unit};
 use varuna_protocol::MemoryShortage;
 use varuna_torch::{Device, TorchError};
 
+/// These buffers with a unit's state.
+pub(super) fn imported(mut buffers: UnitBuffers, state: &UnitState) -> Result<UnitBuffers, EngineError> {
+    buffers.import(state)?;
+    Ok(buffers)
+}
+
+/// A unit's state in the host's memory, which nobody computes with.
+pub(super) fn imported_on_host(
+    config: &EngineConfig,
+    unit: Unit,
+    state: &UnitState,
+) -> Result<UnitBuffers, EngineError> {
+    let made = caught(|| imported(config.empty_on_host(unit)?, state));
+    made.map_err(|error| no_room_on_host(unit, error))
+}
+
+/// The error as what it is for a unit in the host's memory, whatever the device is.
+fn no_room_on_host(unit: Unit, error: EngineError) -> EngineError {
+    without_room(Device::Cpu, unit, error)
+}
+
 /// Where a unit's state comes from.
 #[derive(Clone, Copy)]
 enum Origin<'a> {
@@ -57,6 +78,7 @@ impl Engine {
         let away: Vec<Unit> = self.beside.units_in_background().iter().copied().collect();
         self.recall(&away)?;
         self.units.retain(|u, _| keep.contains(u));
+        self.reduced.retain(keep);
         let layout = self.config.layout();
         let is_kept = |whole: &Unit| keep.iter().any(|unit| layout.whole_of(*unit) == *whole);
         // The next step makes what it lacks. A worker without a stage runs no step that would free the rest.
@@ -89,6 +111,7 @@ impl Engine {
     /// Loads a unit to the device, or to the host's memory if it is a spare copy or the device has no room for it.
     fn load(&mut self, unit: Unit, from: Origin<'_>) -> Result<(), EngineError> {
         self.units.remove(&unit);
+        self.reduced.forget(unit);
         let buffers = match self.copies.contains(&unit) {
             true => self.made_on_host(unit, from)?,
             false => self.made_where_there_is_room(unit, from)?,
@@ -147,8 +170,7 @@ impl Engine {
             self.fill(unit, &mut buffers, from)?;
             Ok(buffers)
         });
-        // Whatever the device is, this is the host's memory.
-        made.map_err(|error| without_room(Device::Cpu, unit, error))
+        made.map_err(|error| no_room_on_host(unit, error))
     }
 
     fn fill(&mut self, unit: Unit, buffers: &mut UnitBuffers, from: Origin<'_>) -> Result<(), EngineError> {

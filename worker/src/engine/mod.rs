@@ -3,6 +3,7 @@
 //! It decides nothing: which step, which plan and whether a step counts come from outside. It must never talk to the
 //! coordinator; peers only through [`Link`].
 
+mod adopting;
 mod background_updates;
 mod compute;
 mod config;
@@ -13,11 +14,14 @@ mod loading;
 mod masked;
 mod optimizer;
 mod panics;
+mod parameters_first;
 mod read_ahead;
+mod reduced;
 mod samples;
 mod step;
 mod without_memory;
 
+pub use adopting::Adopter;
 pub use background_updates::Done;
 pub use compute::Compute;
 pub use config::EngineConfig;
@@ -32,10 +36,12 @@ use crate::model::{ExportedError, Tables};
 use crate::read_failures::{BACKOFF, read_again};
 use crate::state::{GatheredUnit, UnitBuffers, UnitSnapshot, UnitState};
 use crate::transport::Link;
+use adopting::AdoptedUnits;
 use background_updates::BackgroundUpdates;
 use optimizer::ReaderTimeouts;
 use panics::caught;
 use read_ahead::ReadAhead;
+use reduced::Reduced;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -126,12 +132,17 @@ pub struct Engine {
     config: EngineConfig,
     /// On the device; but spare copies that are kept in the host's memory, and units for which the device had no room, have buffers there.
     units: BTreeMap<Unit, UnitBuffers>,
-    /// Where units are ranges of segments: what the segments of this worker's stages are computed with, by unit of the undivided layout.
+    /// Where units are ranges of segments: what the segments of this worker's stages are computed with, by unit of the undivided layout. Also,
+    /// during a step, the units that it computes without their state.
     gathered: BTreeMap<Unit, GatheredUnit>,
     /// The initial values of the undivided unit whose range was made last: its other ranges are mostly made next.
     initial: Option<(Unit, tch::Tensor)>,
     /// Units whose spare copies are kept here, in the host's memory. Empty where they are kept on the device.
     copies: BTreeSet<Unit>,
+    /// Gradients of the last step, until they are applied.
+    reduced: Reduced,
+    /// Units that were adopted beside a step.
+    adopted: Arc<AdoptedUnits>,
     beside: BackgroundUpdates,
     reader: ReadAhead,
     tables: Tables,
@@ -141,6 +152,8 @@ pub struct Engine {
     reader_timeouts: ReaderTimeouts,
     /// Zeroed buffers on the device: [`EngineConfig::empty`], but in tests.
     empty: fn(&EngineConfig, Unit) -> Result<UnitBuffers, TorchError>,
+    /// Tensors for computing a unit whose parameters others send: [`EngineConfig::gathered`], but in tests.
+    gathered_empty: fn(&EngineConfig, Unit) -> Result<GatheredUnit, TorchError>,
 }
 
 impl Engine {
@@ -154,6 +167,8 @@ impl Engine {
             gathered: BTreeMap::new(),
             initial: None,
             copies: BTreeSet::new(),
+            reduced: Reduced::default(),
+            adopted: Arc::default(),
             beside: BackgroundUpdates::default(),
             tables: Tables::default(),
             begun: (Generation(0), 0),
@@ -162,6 +177,7 @@ impl Engine {
                 ends_after: SNAPSHOT_WAIT,
             },
             empty: EngineConfig::empty,
+            gathered_empty: EngineConfig::gathered,
         }
     }
 
@@ -185,7 +201,8 @@ impl Engine {
             .map_err(|e| EngineError::of_buffer(unit, e))
     }
 
-    /// The unit's state itself, for readers while nobody trains, which may take as long as a network needs.
+    /// The unit's state itself, for readers while no state changes, which may take as long as a network needs. The first step of a plan may be
+    /// computed meanwhile.
     ///
     /// # Errors
     /// The unit is not held.
@@ -198,9 +215,12 @@ impl Engine {
     /// taken before the step's decision is applied, because that scales the gradient in place.
     ///
     /// # Errors
-    /// The unit is not held, or its gradient is with the reduction.
+    /// The unit is neither held nor computed without its state, or its gradient is with the reduction.
     pub fn gradient(&self, unit: Unit) -> Result<Vec<f32>, EngineError> {
-        let copy = self.held_unit(unit)?.gradient();
+        let copy = match self.reduced.waiting.get(&unit) {
+            Some(waiting) => waiting.copy(),
+            None => self.held_unit(unit)?.gradient(),
+        };
         copy.map_err(|e| EngineError::of_buffer(unit, e))
     }
 
@@ -213,9 +233,11 @@ impl Engine {
         deadline: Instant,
     ) -> Result<StepReport, StepFailure> {
         let mut prepared = Vec::new();
-        let units = plan.units(self.config.me);
+        self.reduced = Reduced::default();
+        let units = self.with_state(plan, step);
         let begun = self
             .read_code(plan, link, deadline)
+            .and_then(|()| self.recall_sent(plan, step))
             .and_then(|()| self.recall(&units));
         if let Err(error) = begun.and_then(|()| self.place(&units)) {
             return Err(StepFailure { error, prepared });
@@ -228,7 +250,11 @@ impl Engine {
             is_measured: self.is_measured(plan),
         };
         self.initial = None;
-        if let Err(error) = caught(|| self.make_gathered(plan)) {
+        let made = caught(|| {
+            self.make_gathered(plan)?;
+            self.make_without_state(plan, step)
+        });
+        if let Err(error) = made {
             return Err(StepFailure { error, prepared });
         }
         let device = Device {
@@ -239,6 +265,7 @@ impl Engine {
         };
         let result = step::run(&self.config, device, &mut prepared, &ordered);
         prepared.sort_by_key(|(u, _)| *u);
+        self.keep_reduced(plan, step, &prepared);
         match result {
             Ok(done) => Ok(StepReport {
                 prepared,

@@ -31,12 +31,16 @@ impl Engine {
     /// applied steps: a skipped step is as if it had not happened. Readers of the state that are too slow are asked to stop.
     ///
     /// # Errors
-    /// A unit is not held or does not cease to be read, or libtorch refuses; the state is then in doubt and the process must end. After a lack of
-    /// memory the unit is not held any more ([`EngineError::Torn`]).
+    /// A unit is not held, has no gradient of that step or does not cease to be read, or libtorch refuses; the state is then in doubt and the
+    /// process must end. After a lack of memory the unit is not held any more ([`EngineError::Torn`]).
     pub fn apply(&mut self, decision: &Decision, units: &[Unit]) -> Result<(), EngineError> {
         // For all units together.
         let [asks, ends] = self.reader_timeouts.deadlines();
         for unit in units {
+            match decision.overflow {
+                true => self.reduced.forget(*unit),
+                false => self.settle(*unit)?,
+            }
             match self.apply_by(decision, *unit, asks) {
                 Err(EngineError::StillRead(_)) => {
                     // Of all units: a copy of one may wait for that of another.
@@ -45,6 +49,8 @@ impl Engine {
                 }
                 applied => applied?,
             }
+            // The optimizer has scaled it in place.
+            self.reduced.forget(*unit);
         }
         Ok(())
     }
@@ -70,6 +76,7 @@ impl Engine {
         let EngineConfig {
             training, backend, ..
         } = &self.config;
+        self.reduced.forget(unit);
         if !backend.has_equal_bits_on_host(training.optimizer.rule) {
             let device = backend.device;
             let placed = self.place(&[unit]);

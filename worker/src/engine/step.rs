@@ -8,6 +8,7 @@ mod exchange;
 mod gather;
 mod loss;
 mod nccl_exchange;
+mod parameters_first;
 mod place;
 mod reduction;
 mod segments;
@@ -121,7 +122,7 @@ pub(super) fn run(
         .stages_of(config.me)
         .ok_or(EngineError::NoStage(config.me))?;
     let pipeline = &plan.shape.pipelines[i];
-    let before = device.begin(config, plan)?;
+    let before = device.begin(config, (plan, step))?;
     let Device {
         units,
         gathered,
@@ -164,7 +165,7 @@ pub(super) fn run(
     let reads = run.reads(step, &list);
     run.tokens.reader.expect(reads)?;
     let result = caught(|| {
-        run.gather(gathered).and_then(|()| run.evaluate(units))?;
+        run.gather(units).and_then(|()| run.evaluate(units))?;
         run.interpret(units, &list)?;
         run.collect(units, prepared)
     });

@@ -379,7 +379,7 @@ fn workers_of_the_first_pipelines_alone_measure_a_step() {
 }
 
 /// What libtorch says where a GPU has no memory.
-const NO_MEMORY: &str = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.19 GiB is free.";
+pub(super) const NO_MEMORY: &str = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.19 GiB is free.";
 
 #[test]
 fn step_without_memory_keeps_what_was_summed() {
@@ -493,7 +493,7 @@ fn many_steps_without_memory_end_the_worker_with_what_to_change() {
 
 thread_local! {
     /// How many times in a row the device has no room for another unit.
-    static REFUSALS: Cell<u32> = const { Cell::new(0) };
+    pub(super) static REFUSALS: Cell<u32> = const { Cell::new(0) };
 }
 
 fn empty_unless_full(config: &EngineConfig, unit: Unit) -> Result<UnitBuffers, TorchError> {
@@ -508,7 +508,7 @@ fn empty_unless_full(config: &EngineConfig, unit: Unit) -> Result<UnitBuffers, T
 }
 
 /// An engine whose device has no room for a unit, so many times.
-fn full(device: Device, refusals: u32) -> Engine {
+pub(super) fn full(device: Device, refusals: u32) -> Engine {
     REFUSALS.set(refusals);
     let mut engine = engine(device);
     engine.empty = empty_unless_full;

@@ -1,5 +1,5 @@
 //! The tensors with which a worker computes a segment of whose state it holds only a part: all parameters, which their owners send in each
-//! step, and all gradients.
+//! step, and all gradients. Also those of a unit whose state is still on its way, in a plan's first step (ADR 43).
 //!
 //! Moments are with the ranges of the state that a worker holds (ZeRO-1, Rajbhandari et al. 2020). In a narrower format the parameters here
 //! are a copy, which is made anew in each step. In single precision the masters of the ranges that are held lie here themselves: they would
@@ -81,6 +81,12 @@ impl GatheredUnit {
         &self.gradients
     }
 
+    /// The gradients alone: the parameters are not computed with any more.
+    #[must_use]
+    pub fn into_gradients(self) -> Gradients {
+        self.gradients
+    }
+
     /// Takes the parameters of a range, in any format. The masters of the range must not lie here.
     ///
     /// # Errors
@@ -131,11 +137,11 @@ impl GatheredUnit {
 
 /// What a step computes with.
 #[derive(Clone, Copy)]
-pub enum Computing<'a> {
-    /// Units that are held as a whole.
-    Held(&'a BTreeMap<Unit, UnitBuffers>),
-    /// Units of the undivided layout, whose ranges several workers hold.
-    Gathered(&'a BTreeMap<Unit, GatheredUnit>),
+pub struct Computing<'a> {
+    /// Units that are held as a whole; none if their state is divided.
+    held: Option<&'a BTreeMap<Unit, UnitBuffers>>,
+    /// Units of the undivided layout whose parameters others send, wholly or in part. What is here is computed with, also if the unit is held.
+    gathered: &'a BTreeMap<Unit, GatheredUnit>,
 }
 
 impl<'a> Computing<'a> {
@@ -146,27 +152,37 @@ impl<'a> Computing<'a> {
         held: &'a BTreeMap<Unit, UnitBuffers>,
         gathered: &'a BTreeMap<Unit, GatheredUnit>,
     ) -> Computing<'a> {
-        match plan.layout.ranges {
-            1 => Computing::Held(held),
-            _ => Computing::Gathered(gathered),
-        }
+        let held = (plan.layout.ranges == 1).then_some(held);
+        Computing { held, gathered }
+    }
+
+    /// The units whose parameters others send.
+    #[must_use]
+    pub fn gathered(self) -> &'a BTreeMap<Unit, GatheredUnit> {
+        self.gathered
+    }
+
+    /// The state of a unit that is held as a whole.
+    #[must_use]
+    pub fn held(self, unit: Unit) -> Option<&'a UnitBuffers> {
+        self.held?.get(&unit)
     }
 
     /// The gradients of a unit of the undivided layout; none if it is not here.
     #[must_use]
     pub fn gradients(self, whole: Unit) -> Option<&'a Gradients> {
-        match self {
-            Computing::Held(units) => units.get(&whole)?.gradients(),
-            Computing::Gathered(units) => Some(units.get(&whole)?.gradients()),
+        match self.gathered.get(&whole) {
+            Some(gathered) => Some(gathered.gradients()),
+            None => self.held(whole)?.gradients(),
         }
     }
 }
 
 impl Units for Computing<'_> {
     fn parameters_of(&self, unit: Unit) -> &UnitParameters {
-        match self {
-            Computing::Held(units) => units[&unit].parameters(),
-            Computing::Gathered(units) => &units[&unit].parameters,
+        match (self.gathered.get(&unit), self.held) {
+            (None, Some(held)) => held[&unit].parameters(),
+            _ => &self.gathered[&unit].parameters,
         }
     }
 }

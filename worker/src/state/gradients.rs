@@ -1,6 +1,6 @@
 //! The gradients of a unit: a buffer of its own, or, if workers divide the segment's state among them, a range of the buffer that they sum.
 
-use super::TAIL;
+use super::{TAIL, UnitBuffers};
 use crate::backend::Backend;
 use std::ops::Range;
 use tch::Tensor;
@@ -62,7 +62,7 @@ impl Gradients {
     ///
     /// # Errors
     /// The buffer is lent out.
-    pub(super) fn copy(&self) -> Result<Vec<f32>, LeaseError> {
+    pub fn copy(&self) -> Result<Vec<f32>, LeaseError> {
         self.memory.copy(self.range.clone())
     }
 
@@ -73,5 +73,23 @@ impl Gradients {
     pub fn zero(&self) -> Result<(), TorchError> {
         let _ = self.memory.tensor()?.zero_();
         Ok(())
+    }
+}
+
+impl UnitBuffers {
+    /// Replaces the gradients by these, which were computed with other buffers of the unit; the tail stays.
+    ///
+    /// # Errors
+    /// There are not as many, or one of the two is lent out.
+    pub fn take_gradient(&mut self, from: &Gradients) -> Result<(), LeaseError> {
+        let Some(own) = self.gradients().filter(|own| own.range.len() == from.range.len()) else {
+            return self.set_gradient(&from.copy()?);
+        };
+        if own.is_leased() || from.is_leased() {
+            return Err(LeaseError::Taken);
+        }
+        let _guard = tch::no_grad_guard();
+        let copied = own.tensor.shallow_clone().f_copy_(&from.tensor);
+        Ok(copied.map(drop).map_err(|e| TorchError(e.to_string()))?)
     }
 }

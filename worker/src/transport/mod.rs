@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use varuna_cuda::NcclError;
 pub use varuna_frames::{ElementFormat, Packet, Tag};
-use varuna_plan::{Plan, WorkerId};
+use varuna_plan::{Plan, Unit, WorkerId};
 
 /// First micro-batch index of evaluation; those of training are below it.
 pub const EVALUATION: u32 = 1 << 31;
@@ -56,6 +56,16 @@ pub enum LinkError {
         expected: usize,
         /// What they are computed in.
         own: ElementFormat,
+    },
+    /// What a peer says of the optimizer before a step cannot be: it is of another build, or at another state.
+    #[error("worker {from} says of the optimizer's counters at the state of unit {unit}: {why}")]
+    Progress {
+        /// The peer.
+        from: WorkerId,
+        /// The unit whose parameters it sends.
+        unit: Unit,
+        /// What cannot be, and what is allowed.
+        why: String,
     },
     /// NCCL failed; the communicator is of no more use.
     #[error(transparent)]

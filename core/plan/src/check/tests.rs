@@ -221,6 +221,7 @@ fn whole() -> Plan {
         relay: false,
         tree_fan_out: 2,
         following: false,
+        parameters_first: false,
         keepers: Vec::new(),
         evidence: Vec::new(),
         reason: String::new(),

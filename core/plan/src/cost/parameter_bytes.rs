@@ -53,16 +53,29 @@ impl ParameterBytes {
     /// those ranges of masters and moments (ZeRO-1, Rajbhandari et al. 2020). In single precision the masters are among the parameters.
     #[must_use]
     pub fn sharded(self, held: u64, ranges: u64) -> ParameterBytes {
-        let copy = self.resident.saturating_sub(self.moved + self.gradient);
-        let (parameters, divided) = if copy == 0 {
-            (SINGLE_BYTES, self.moved.saturating_sub(SINGLE_BYTES))
-        } else {
-            (copy, self.moved)
+        let (parameters, divided) = match self.copy() {
+            0 => (SINGLE_BYTES, self.moved.saturating_sub(SINGLE_BYTES)),
+            copy => (copy, self.moved),
         };
         ParameterBytes {
             resident: parameters + self.gradient + (divided * held).div_ceil(ranges.max(1)),
             ..self
         }
+    }
+
+    /// A parameter in the compute format and its gradient: what a step needs without the state.
+    #[must_use]
+    pub fn without_state(self) -> u64 {
+        let parameter = match self.copy() {
+            0 => SINGLE_BYTES,
+            copy => copy,
+        };
+        parameter + self.gradient
+    }
+
+    /// The copy in a 16-bit compute format; 0 if steps compute with the master.
+    fn copy(self) -> u64 {
+        self.resident.saturating_sub(self.moved + self.gradient)
     }
 
     /// The same with these moments in place of Adam's.

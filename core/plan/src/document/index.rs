@@ -29,6 +29,8 @@ pub(crate) struct Tables {
     units: BTreeMap<WorkerId, Vec<Unit>>,
     /// The source that a worker asks first for a unit that it is missing.
     first_sources: BTreeMap<(WorkerId, Unit), WorkerId>,
+    /// What each source sends to those that ask it first: the unit, and the worker.
+    first_receivers: BTreeMap<WorkerId, Vec<(Unit, WorkerId)>>,
     /// Fan-out of the tree.
     fan_out: usize,
     /// The peers of each worker.
@@ -93,6 +95,14 @@ impl Tables {
         }
         let members: Vec<WorkerId> = places.keys().copied().collect();
         let first_sources = links::first_sources(plan, &holders);
+        let mut first_receivers: BTreeMap<WorkerId, Vec<(Unit, WorkerId)>> = BTreeMap::new();
+        for ((receiver, unit), source) in &first_sources {
+            first_receivers
+                .entry(*source)
+                .or_default()
+                .push((*unit, *receiver));
+        }
+        first_receivers.values_mut().for_each(|to| to.sort_unstable());
         Self {
             links: links::links(plan, &members, (&groups, &holders), &first_sources),
             fan_out: links::fan_out(plan),
@@ -103,6 +113,7 @@ impl Tables {
             holders,
             units,
             first_sources,
+            first_receivers,
         }
     }
 
@@ -128,6 +139,10 @@ impl Tables {
 
     pub(crate) fn first_source(&self, worker: WorkerId, unit: Unit) -> Option<WorkerId> {
         self.first_sources.get(&(worker, unit)).copied()
+    }
+
+    pub(crate) fn first_receivers(&self, source: WorkerId) -> &[(Unit, WorkerId)] {
+        self.first_receivers.get(&source).map_or(&[], Vec::as_slice)
     }
 
     pub(crate) fn links(&self, worker: WorkerId) -> &[WorkerId] {
@@ -166,6 +181,7 @@ impl Plan {
             relay: false,
             tree_fan_out: 2,
             following: false,
+            parameters_first: false,
             keepers: Vec::new(),
             evidence: Vec::new(),
             reason: String::new(),
@@ -310,12 +326,16 @@ impl Plan {
     pub fn tree_children(&self, worker: WorkerId) -> &[WorkerId] {
         self.index.of(self).children(worker)
     }
+    /// The source that this worker asks first for a unit that the plan gives it and that it lacks at the base.
+    pub(super) fn first_source(&self, worker: WorkerId, unit: Unit) -> Option<WorkerId> {
+        self.index.of(self).first_source(worker, unit)
+    }
     /// The other workers that can send this worker the unit, beginning with the one that it asks first.
     #[must_use]
     pub fn sources_for(&self, worker: WorkerId, unit: Unit) -> Vec<WorkerId> {
         let listed = self.sources.get(unit.index()).map_or(&[][..], Vec::as_slice);
         let mut sources: Vec<WorkerId> = listed.iter().copied().filter(|w| *w != worker).collect();
-        let first = self.index.of(self).first_source(worker, unit);
+        let first = self.first_source(worker, unit);
         let first = sources.iter().position(|w| Some(*w) == first);
         sources.rotate_left(first.unwrap_or(0));
         sources

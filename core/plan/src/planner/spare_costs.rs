@@ -40,11 +40,14 @@ pub(super) fn spare_costs(
     } else {
         resident
     };
-    let bytes = |n: &u64| n.saturating_mul(kept.saturating_add(waiting));
+    let bytes = |of_parameter: u64| parameters.iter().map(move |n| n.saturating_mul(of_parameter));
     SpareCosts {
-        copy_bytes: parameters.iter().map(bytes).collect(),
+        copy_bytes: bytes(kept.saturating_add(waiting)).collect(),
+        held_bytes: bytes(kept).collect(),
+        without_state_bytes: bytes(costs.parameter.without_state()).collect(),
         room_bytes: workers.iter().map(room).collect(),
         apart_bytes: BTreeMap::new(),
+        parameters_ms: parameters.iter().map(|n| costs.parameters_ms(*n)).collect(),
         send_ms: parameters.iter().map(|n| costs.gradient_ms(*n)).collect(),
     }
 }

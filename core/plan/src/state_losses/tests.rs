@@ -42,6 +42,7 @@ fn plan(pipelines: u64, segments: u32) -> Plan {
         relay: false,
         tree_fan_out: 2,
         following: false,
+        parameters_first: false,
         keepers: Vec::new(),
         evidence: Vec::new(),
         reason: String::new(),

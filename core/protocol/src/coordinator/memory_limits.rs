@@ -11,6 +11,13 @@ impl Shared {
         let Some(plan) = plan.filter(|p| p.has(worker)).cloned() else {
             return;
         };
+        // Members held more than the plan asks for, and the next plan does not begin so.
+        if plan.parameters_first
+            && !self.progress.is_known_since(generation)
+            && !bug!(FirstStepsExhaustForGood)
+        {
+            return;
+        }
         let planned = self.needed_bytes(&plan.shape).get(&worker).copied();
         self.quarantine.exhausted.note(generation, worker, planned);
     }

@@ -33,6 +33,7 @@ mod memory_limits;
 mod mode;
 mod observed_costs;
 mod outbox;
+mod parameters_first;
 mod persisting;
 mod planning;
 mod prepared_plans;

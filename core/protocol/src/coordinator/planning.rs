@@ -194,6 +194,7 @@ impl Shared {
             relay: false,
             tree_fan_out: tree_fan_out(shape.members().len(), self.config.tree_fan_out),
             following: false,
+            parameters_first: false,
             keepers: Vec::new(),
             evidence: Vec::new(),
             reason,

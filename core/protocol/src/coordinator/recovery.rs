@@ -302,6 +302,7 @@ impl Collecting {
         plan.relay = !bug!(NoRelay) && shared.bad_links.any(turn.now);
         plan.evidence = self.usable(shared);
         plan.keepers = shared.keepers(plan.generation, &plan.shape, turn);
+        shared.begin_with_parameters(&mut plan, &self.answers);
         // If all workers can follow, or some leave soon, this plan was chosen for a short time. A better one is looked for once it runs.
         let lasts = !can_follow(shared, &pool) && haste.is_empty();
         self.interrupted.considered = lasts.then(|| Considered::now(pool, shared, turn.now));

@@ -14,6 +14,7 @@ mod last_step;
 mod launching;
 mod left_out;
 mod notices;
+mod parameters_first;
 mod promotion;
 mod resuming;
 mod reviewed;
@@ -284,6 +285,7 @@ fn idle() -> Status {
         last_step: config().last_step,
         following: crate::message::Following::Unable,
         keeping: crate::message::Keeping::Unable,
+        parameters_first: false,
     }
 }
 

@@ -38,7 +38,7 @@ impl Member {
             } if generation == self.generation() || bug!(FetchFailedInAnyGeneration) => {
                 self.fetch_failed(now, from, unit, effects);
             }
-            MemberInput::Served { generation, to, unit } => self.served(generation, to, unit, effects),
+            MemberInput::Served { generation, to, unit } => self.served(now, generation, to, unit, effects),
             MemberInput::NotCopied(generation, to, unit) => self.not_copied(generation, to, unit),
             MemberInput::Forwarded { generation, to, unit } => self.forwarded(generation, to, unit),
             MemberInput::Gradient {

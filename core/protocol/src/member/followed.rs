@@ -65,6 +65,12 @@ impl Followers {
         self.gradients.entry((from, unit)).or_default();
     }
 
+    /// The same after the step was run, so that its gradient is to be sent now. True if that was not done.
+    pub(super) fn admit_late(&mut self, from: WorkerId, unit: Unit) -> bool {
+        self.asks.remove(&(from, unit));
+        self.gradients.insert((from, unit), 1).is_none()
+    }
+
     /// The copies to be made of the present state.
     pub(super) fn next_copies(&mut self, can: impl Fn(WorkerId, Unit) -> bool) -> Vec<(WorkerId, Unit)> {
         self.copies.values_mut().for_each(Copies::stepped);

@@ -141,13 +141,13 @@ impl Member {
     /// A peer asks to follow a unit.
     pub(super) fn asked_to_follow(
         &mut self,
-        generation: Generation,
-        from: WorkerId,
+        now: Time,
+        (generation, from): (Generation, WorkerId),
         unit: Unit,
         held: Option<StateId>,
         effects: &mut Vec<MemberEffect>,
     ) {
-        if self.asked_by_keeper(generation, from, unit, held) {
+        if self.asked_by_keeper(generation, from, unit, held, effects) {
             return;
         }
         let me = self.config.id;
@@ -162,7 +162,7 @@ impl Member {
         let current = self.current_in(generation);
         let brought = current.is_some_and(|c| held.is_some() && c.followers.is_sending(from, unit));
         if !brought {
-            self.asked(generation, from, unit, effects);
+            self.asked(now, (generation, from), unit, effects);
         }
     }
 

@@ -28,6 +28,10 @@ impl Holdings {
     /// The answer to a fence.
     pub(super) fn inventory(&self, upto: Generation) -> Inventory {
         let mut prepared = self.prepared.clone();
+        // The gradient of a step that was computed with another worker's parameters is of no use without the state.
+        let is_of_state =
+            |unit: &Unit, p: &Prepared| self.units.get(unit).is_some_and(|id| id.step == p.step);
+        prepared.retain(|unit, p| is_of_state(unit, p) || bug!(ReportGradientWithoutState));
         for (unit, waiting) in self.waiting.iter().filter(|_| !bug!(HideSpareGradients)) {
             let here = self.units.get(unit);
             let next = waiting
@@ -59,6 +63,18 @@ impl Holdings {
     pub(super) fn note_prepared(&mut self, run_gen: Generation, step: Step, units: &[(Unit, UnitNorm)]) {
         let prepared = |norm: UnitNorm| Prepared { run_gen, step, norm };
         self.prepared = units.iter().map(|(u, norm)| (*u, prepared(*norm))).collect();
+    }
+
+    /// Takes the gradients of the step that was run before Go, with which Go does not do away.
+    pub(super) fn take_step(&mut self) -> (BTreeMap<Unit, Prepared>, Option<Ran>) {
+        (std::mem::take(&mut self.prepared), self.ran)
+    }
+
+    /// Puts them back, as far as their units are held.
+    pub(super) fn put_step_back(&mut self, (prepared, ran): (BTreeMap<Unit, Prepared>, Option<Ran>)) {
+        self.prepared = prepared;
+        self.prepared.retain(|unit, _| self.units.contains_key(unit));
+        self.ran = ran;
     }
 
     /// A step is about to be run: its norm has not been put in.
@@ -115,6 +131,12 @@ impl Holdings {
         }
         self.units.remove(&unit);
         true
+    }
+
+    /// The engine is about to overwrite the unit with the state from which it has run, or runs, the present step: the step's gradient stays.
+    pub(super) fn forget_state(&mut self, unit: Unit) {
+        self.units.remove(&unit);
+        self.waiting.remove(&unit);
     }
 
     /// The engine is about to overwrite the unit.

@@ -10,6 +10,7 @@ use super::transfers::Transfers;
 use crate::message::{Phase, Time};
 use std::sync::Arc;
 use varuna_plan::deadline::RecentSteps;
+use varuna_plan::state::UnitNorm;
 use varuna_plan::{Generation, Plan, StateId, Unit, WorkerId};
 
 /// How far a worker has come in its plan.
@@ -23,6 +24,27 @@ pub(super) enum Stage {
     Running,
 }
 
+/// How far the first step has come that began before Go.
+#[derive(Debug, Default)]
+pub(super) enum FirstStep {
+    /// It has not begun before Go.
+    #[default]
+    NotBegun,
+    /// The engine runs it; or it has run it, and Go has come.
+    Begun,
+    /// The engine has run it, and Go has not come.
+    Prepared {
+        units: Vec<(Unit, UnitNorm)>,
+        store_busy: bool,
+    },
+}
+
+impl FirstStep {
+    pub(super) fn has_begun(&self) -> bool {
+        !matches!(self, FirstStep::NotBegun)
+    }
+}
+
 /// The plan in force on this worker, and everything that belongs only to this plan.
 pub(super) struct InPlan {
     pub(super) plan: Arc<Plan>,
@@ -30,6 +52,8 @@ pub(super) struct InPlan {
     /// The state that the plan begins with; a joiner of a switch learns it from its first source.
     pub(super) base: Option<StateId>,
     pub(super) connections: Connections,
+    /// How far the first step has come, if it began before Go.
+    pub(super) first_step: FirstStep,
     /// State that peers asked for.
     pub(super) serving: Serving,
     /// Peers that followed this worker to the switch.
@@ -71,6 +95,7 @@ impl InPlan {
             stage,
             base,
             connections,
+            first_step: FirstStep::default(),
             serving: Serving::default(),
             followers: Followers::default(),
             followed: Followed::default(),
@@ -86,6 +111,21 @@ impl InPlan {
 
     pub(super) fn generation(&self) -> Generation {
         self.plan.generation
+    }
+
+    /// Whether this member has a stage that does not train yet.
+    pub(super) fn waits_for_go(&self) -> bool {
+        matches!(self.stage, Stage::Loading(_) | Stage::Ready)
+    }
+
+    /// Whether the first step begins before Go and has not been run here. Until then parameters travel before state does, also while this
+    /// member waits to begin.
+    pub(super) fn awaits_parameters(&self) -> bool {
+        let first = self
+            .base
+            .is_some_and(|base| self.plan.sends_parameters_in(base.step));
+        let has_run = matches!(self.first_step, FirstStep::Prepared { .. });
+        first && !has_run && self.waits_for_go()
     }
 
     pub(super) fn phase(&self) -> Phase {

@@ -92,9 +92,14 @@ impl Member {
         from: WorkerId,
         unit: Unit,
         held: Option<StateId>,
+        effects: &mut Vec<MemberEffect>,
     ) -> bool {
         let (me, at, follows) = (self.config.id, self.at, self.config.follows);
         let computes = matches!(self.engine, Engine::Running { .. });
+        // A step that was run before Go can be over before the first keeper asks.
+        let idle = self.engine == Engine::Idle && !bug!(KeepersMissFirstStep);
+        let reduced = self.holdings.prepared.get(&unit).copied();
+        let reduced = reduced.filter(|p| idle && (p.run_gen, p.step) == (generation, at.step));
         let Some(current) = self.current_in(generation).filter(|_| follows) else {
             return false;
         };
@@ -102,6 +107,7 @@ impl Member {
         if plan.keeper(unit) != Some(from) || plan.owner(unit) != Some(me) {
             return false;
         }
+        let running = matches!(current.stage, Stage::Running);
         // If the keeper has the state that this step begins with, and the step's gradient is still to come, it is missing nothing.
         let begins_with = match current.stage {
             Stage::Running => Some(at).filter(|_| computes),
@@ -110,6 +116,15 @@ impl Member {
         };
         if held.is_some() && held == begins_with {
             current.keepers.admit(from, unit);
+        } else if let Some(prepared) = reduced.filter(|_| running && held == Some(at)) {
+            if current.keepers.admit_late(from, unit) {
+                effects.push(MemberEffect::ForwardPrepared {
+                    generation,
+                    to: from,
+                    unit,
+                    prepared,
+                });
+            }
         } else {
             current.keepers.ask(from, unit, held.is_some());
         }

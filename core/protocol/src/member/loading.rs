@@ -4,9 +4,10 @@ use super::connections::Connections;
 use super::holdings::same;
 use super::in_plan::{InPlan, PlannedChange, Stage};
 use super::transfers::TransferAction;
-use super::{Engine, Member, MemberEffect};
+use super::{Member, MemberEffect};
 use crate::message::{PeerMessage, Phase, Suspicion, Time};
 use std::sync::Arc;
+use std::time::Duration;
 use varuna_plan::{Base, Decision, Generation, Plan, StateId, Unit, WorkerId};
 
 impl Member {
@@ -76,8 +77,8 @@ impl Member {
     pub(super) fn load(&mut self, now: Time, effects: &mut Vec<MemberEffect>) {
         let me = self.config.id;
         let Some(current) = &self.current else { return };
-        if current.phase() != Phase::Loading || self.engine != Engine::Idle || self.waiting.has_fence() {
-            return;
+        if current.phase() != Phase::Loading || !self.takes_state() || self.waiting.has_fence() {
+            return self.begin_before_go(now, effects);
         }
         let lacking = current.lacking(me, &self.holdings);
         for unit in &lacking {
@@ -92,11 +93,18 @@ impl Member {
             current.progress_at = now;
             self.report_status(effects);
         }
+        self.begin_before_go(now, effects);
     }
 
     fn obtain(&mut self, now: Time, unit: Unit, effects: &mut Vec<MemberEffect>) {
-        let retry = self.config.timing.fetch_retry;
+        let me = self.config.id;
         let Some(current) = &mut self.current else { return };
+        let retry = match current.awaits_parameters() {
+            true => Duration::MAX,
+            false => self.config.timing.fetch_retry,
+        };
+        let base = current.base;
+        let sender = base.and_then(|base| current.plan.parameters_sender(me, unit, base.step));
         let (generation, follows) = (current.plan.generation, current.follows());
         let Stage::Loading(transfers) = &mut current.stage else {
             return;
@@ -114,6 +122,11 @@ impl Member {
             }
         }
         let (based, connections) = (current.base.is_some(), &mut current.connections);
+        // A source that sends parameters begins with that once it is asked: so it is asked first, whichever is connected first.
+        let awaited = sender.filter(|w| !connections.has(*w) && sources.contains(w));
+        if awaited.is_some() && transfers.asked_peer(unit).is_none() && !bug!(AskAnySourceFirst) {
+            return;
+        }
         match transfers.ask_peer(now, retry, unit, &sources, based, |w| connections.has(w)) {
             Some(TransferAction::Dial(peer)) => connections.dial(peer, &current.plan, effects),
             Some(TransferAction::Fetch(to)) => {
@@ -202,7 +215,7 @@ impl Member {
             return self.spare_copied(now, (unit, from), id, effects);
         }
         let fenced = self.waiting.has_fence() && !bug!(AdoptBeforeFence);
-        let open = self.phase() == Phase::Loading && self.engine == Engine::Idle && !fenced;
+        let open = self.phase() == Phase::Loading && self.takes_state() && !fenced;
         if open && self.is_copy(id, decision) {
             return self.copied(now, from, unit, (id, decision), effects);
         }
@@ -234,7 +247,11 @@ impl Member {
 
     /// The engine is about to overwrite the unit.
     pub(super) fn replace(&mut self, unit: Unit, id: StateId) {
-        self.holdings.forget(unit);
+        let begun = self.current.as_ref().is_some_and(|c| c.first_step.has_begun());
+        match begun && !bug!(ForgetGradientOfFirstStep) {
+            true => self.holdings.forget_state(unit),
+            false => self.holdings.forget(unit),
+        }
         if let Some(transfers) = self.current.as_mut().and_then(InPlan::transfers) {
             transfers.forget(unit);
         }
@@ -272,8 +289,8 @@ impl Member {
     /// Notes that a peer asks for a unit. It is answered at the base, before Go, on a connection of that generation.
     pub(super) fn asked(
         &mut self,
-        generation: Generation,
-        from: WorkerId,
+        now: Time,
+        (generation, from): (Generation, WorkerId),
         unit: Unit,
         effects: &mut Vec<MemberEffect>,
     ) {
@@ -296,6 +313,7 @@ impl Member {
             connections.dial(from, plan, effects);
             serving.ask(from, unit);
             self.serve(effects);
+            self.begin_before_go(now, effects);
         }
     }
 
@@ -313,7 +331,7 @@ impl Member {
                 holdings.is_at(unit, base) || (bug!(ServeAnyState) && holdings.units.contains_key(&unit));
             peers.has(to) && held
         };
-        for (to, unit) in current.serving.next(can) {
+        for (to, unit) in current.serving.next(current.plan.parameters_first, can) {
             if let Some(id) = holdings.units.get(&unit).copied() {
                 effects.push(MemberEffect::Serve {
                     generation,
@@ -329,6 +347,7 @@ impl Member {
     /// A unit was sent completely: the next one may be sent.
     pub(super) fn served(
         &mut self,
+        now: Time,
         generation: Generation,
         to: WorkerId,
         unit: Unit,
@@ -340,6 +359,7 @@ impl Member {
             current.serving.sent(to, unit);
             current.keepers.copy_sent(to, unit);
             self.serve(effects);
+            self.begin_before_go(now, effects);
         }
     }
 }

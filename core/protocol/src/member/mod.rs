@@ -5,8 +5,10 @@
 //! nothing runs, because it is a promise not to commit. An apply is never interrupted.
 
 mod arrivals;
+mod config;
 mod connections;
 mod extra_units;
+mod first_step;
 mod followed;
 mod following;
 mod holdings;
@@ -26,7 +28,8 @@ mod tables;
 mod tests;
 mod transfers;
 
-pub use io::{ExitReason, MemberConfig, MemberEffect, MemberInput, MemberTiming};
+pub use config::{MemberConfig, MemberTiming};
+pub use io::{ExitReason, MemberEffect, MemberInput};
 pub use tables::MemberTables;
 
 use crate::message::{Phase, Prepared, Report, Status, Suspicion, Time};
@@ -168,6 +171,7 @@ impl Member {
             last_step: self.last_step,
             following: self.following(),
             keeping: self.keeping(),
+            parameters_first: self.config.parameters_first,
         }
     }
 
@@ -257,7 +261,7 @@ impl Member {
                 generation,
                 from,
                 message,
-            } => self.peer(generation, from, message, effects),
+            } => self.peer(now, (generation, from), message, effects),
             MemberInput::Fetched { .. }
             | MemberInput::FetchProgress { .. }
             | MemberInput::FetchFailed { .. }
@@ -344,11 +348,20 @@ impl Member {
         // The engine takes as long as it needs: making the initial state of a large unit takes long on a loaded machine.
         let taking_over = !self.adopting.is_empty() && !bug!(SuspectWhileTakingOver);
         let applying = matches!(self.engine, Engine::Applying { .. });
+        let failed = matches!(self.engine, Engine::Failed { .. });
+        let stopping = matches!(self.engine, Engine::Stopping { .. });
+        let deadline_before_go = self.deadline_before_go();
         let Some(current) = self.current.as_mut().filter(|_| !bug!(MemberReportsNoHang)) else {
             return;
         };
         let loading = current.phase() == Phase::Loading;
+        let before_go = current.awaits_parameters() && current.unmet(me).is_none();
         let (waits, deadline) = match current.phase() {
+            Phase::Loading | Phase::Ready if stopping => return,
+            Phase::Loading | Phase::Ready if failed => (true, self.config.timing.connect_deadline),
+            // Go has not come, so nobody else would notice that the step hangs.
+            Phase::Loading if before_go => (true, deadline_before_go),
+            Phase::Ready if before_go => (current.first_step.has_begun(), deadline_before_go),
             // Before its plan's switch nobody can send it state, but all peers can be reached.
             Phase::Loading => {
                 let waits =
@@ -367,7 +380,8 @@ impl Member {
         }
         current.progress_at = now;
         match current.awaited_peer(me, &self.holdings) {
-            Some(peer) if loading => self.suspect(peer, Suspicion::Unreachable, effects),
+            // Before the first step has been run, a slow link is no dead one.
+            Some(peer) if loading && !before_go => self.suspect(peer, Suspicion::Unreachable, effects),
             _ => self.suspect(me, Suspicion::Gone, effects),
         }
     }

@@ -1,7 +1,7 @@
 //! The coordinator's orders: fence, prepare, arm, go, release.
 
 use super::connections::Connections;
-use super::in_plan::{PlannedChange, Stage};
+use super::in_plan::{FirstStep, PlannedChange, Stage};
 use super::{Engine, ExitReason, Member, MemberEffect};
 use crate::message::{Order, Phase, Report, Time};
 use std::sync::Arc;
@@ -83,7 +83,12 @@ impl Member {
 
     /// Whether the engine is busy with work that must end before an inventory may be sent.
     fn busy(&self) -> bool {
-        self.engine != Engine::Idle || (!bug!(FenceDuringTakeOver) && !self.adopting.is_empty())
+        self.engine != Engine::Idle || self.takes_over()
+    }
+
+    /// Whether the engine takes over state.
+    fn takes_over(&self) -> bool {
+        !self.adopting.is_empty() && !bug!(FenceDuringTakeOver)
     }
 
     /// Carries out the orders that had to wait for the engine.
@@ -195,7 +200,8 @@ impl Member {
         if spare && !self.busy() {
             return self.free(&[], effects); // the new generation has everything
         }
-        if (self.generation() != generation && !bug!(GoInAnyGeneration)) || self.busy() {
+        let busy = self.takes_over() || !self.takes_state();
+        if (self.generation() != generation && !bug!(GoInAnyGeneration)) || busy {
             return;
         }
         match self.phase() {
@@ -217,6 +223,7 @@ impl Member {
     }
 
     fn start(&mut self, now: Time, effects: &mut Vec<MemberEffect>) {
+        self.begin_at_go(now, effects);
         let Some(current) = &mut self.current else { return };
         let (generation, base) = (current.generation(), current.base);
         let mut keep = current.plan.units(self.config.id);
@@ -225,9 +232,15 @@ impl Member {
             effects.push(MemberEffect::StopServing { generation });
         }
         current.stage = Stage::Running;
+        let first_step = match &mut current.first_step {
+            begun @ FirstStep::Prepared { .. } => std::mem::replace(begun, FirstStep::Begun),
+            FirstStep::Begun => FirstStep::Begun,
+            FirstStep::NotBegun => FirstStep::NotBegun,
+        };
         (current.progress_at, current.step_began_at) = (now, now);
         self.advanced_at = now;
         keep.extend(self.spares_at_base());
+        let step = first_step.has_begun().then(|| self.holdings.take_step());
         self.free(&keep, effects);
         if let Some(generation) = left {
             effects.push(MemberEffect::Disconnect { generation });
@@ -235,13 +248,22 @@ impl Member {
         let held = self.holdings.units.values().next().copied();
         self.at = base.or(held).unwrap_or(StateId::INITIAL);
         self.checkpoints.begin_at(self.at.step);
-        if !bug!(ForgetRanAtStart) {
-            self.holdings.begin_step(generation, self.at.step);
+        match step {
+            Some(step) => self.holdings.put_step_back(step),
+            None if bug!(ForgetRanAtStart) => {}
+            None => self.holdings.begin_step(generation, self.at.step),
         }
         if self.finished() && self.config.checkpoint_every.is_some() {
             self.put_held(effects);
         }
         self.begin_keeping(now, effects);
-        self.run(effects);
+        match first_step {
+            FirstStep::NotBegun => self.run(effects),
+            FirstStep::Begun => {}
+            FirstStep::Prepared { units, store_busy } => {
+                let step = self.at.step;
+                self.put_norms_in((generation, step), &units, store_busy, now, effects);
+            }
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! The steps of a training step on a member: run, prepared, norm exchange, apply, commit.
 
+use super::in_plan::InPlan;
 use super::norm_exchange::NormExchange;
 use super::{Engine, ExitReason, Member, MemberEffect};
 use crate::message::{Conclusion, Lack, Norms, PeerMessage, Phase, Ran, Report, Suspicion, Time};
@@ -33,10 +34,26 @@ impl Member {
         if self.engine != (Engine::Running { generation, step }) {
             return;
         }
-        let (me, armed) = (self.config.id, self.armed());
-        let Some(current) = &mut self.current else { return };
         self.engine = Engine::Idle;
         self.holdings.note_prepared(generation, step, units);
+        let waits_for_go = self.current.as_ref().is_some_and(InPlan::waits_for_go);
+        if waits_for_go && !bug!(PutNormsInBeforeGo) {
+            return self.prepared_before_go(now, units, store_busy, effects);
+        }
+        self.put_norms_in((generation, step), units, store_busy, now, effects);
+    }
+
+    /// Puts the norms of the step that the engine has run into the exchange.
+    pub(super) fn put_norms_in(
+        &mut self,
+        (generation, step): (Generation, Step),
+        units: &[(Unit, UnitNorm)],
+        store_busy: bool,
+        now: Time,
+        effects: &mut Vec<MemberEffect>,
+    ) {
+        let (me, armed) = (self.config.id, self.armed());
+        let Some(current) = &mut self.current else { return };
         let owns = |u: Unit| current.plan.owner(u) == Some(me);
         let norms = Norms {
             step,
@@ -53,15 +70,15 @@ impl Member {
 
     pub(super) fn peer(
         &mut self,
-        generation: Generation,
-        from: WorkerId,
+        now: Time,
+        (generation, from): (Generation, WorkerId),
         message: PeerMessage,
         effects: &mut Vec<MemberEffect>,
     ) {
         match message {
-            PeerMessage::Fetch { unit } => self.asked(generation, from, unit, effects),
+            PeerMessage::Fetch { unit } => self.asked(now, (generation, from), unit, effects),
             PeerMessage::Follow { unit, held } => {
-                self.asked_to_follow(generation, from, unit, held, effects);
+                self.asked_to_follow(now, (generation, from), unit, held, effects);
             }
             PeerMessage::Norm(norms) => {
                 let at = self.at;
@@ -205,9 +222,11 @@ impl Member {
                 current.step_began_at
             };
             let deadline = current.plan.deadline;
-            current
-                .recent
-                .note(&deadline, decision.parent.step, now.since(began));
+            // A step that began before Go says nothing about how long others take.
+            if !std::mem::take(&mut current.first_step).has_begun() || bug!(TimeStepFromGo) {
+                let took = now.since(began);
+                current.recent.note(&deadline, decision.parent.step, took);
+            }
             current.step_began_at = now;
         }
         self.note_progress(now);

@@ -2,6 +2,7 @@ mod checkpoints;
 mod comparing;
 mod connections;
 mod deadlines;
+mod first_step;
 mod following;
 mod gaining;
 mod guards;
@@ -61,6 +62,7 @@ fn plan(generation: u64, base: Base, members: &[WorkerId], sources: &[WorkerId])
         relay: false,
         tree_fan_out: 2,
         following: false,
+        parameters_first: false,
         keepers: Vec::new(),
         evidence: vec![],
         reason: String::new(),
@@ -95,6 +97,7 @@ impl Rig {
     fn config() -> MemberConfig {
         MemberConfig {
             follows: true,
+            parameters_first: false,
             id: ME,
             layout: LAYOUT,
             last_step: Step(10),

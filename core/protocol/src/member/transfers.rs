@@ -105,6 +105,13 @@ impl Transfers {
         self.shards_asked.contains_key(&unit)
     }
 
+    /// Nothing was awaited until now.
+    pub(super) fn restart(&mut self, now: Time) {
+        for fetch in self.fetches.values_mut() {
+            fetch.asked_at = now;
+        }
+    }
+
     /// Bytes arrive. Other units requested from the same worker are queued behind them on the same connection: they are on their way too
     /// and must not be requested again meanwhile.
     pub(super) fn progress(&mut self, now: Time, from: WorkerId) {

@@ -113,6 +113,7 @@ mod tests {
             relay: false,
             tree_fan_out: tree_fan_out(1, 2),
             following: false,
+            parameters_first: false,
             keepers: Vec::new(),
             evidence: Vec::new(),
             reason: String::new(),

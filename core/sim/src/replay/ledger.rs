@@ -85,6 +85,8 @@ pub(crate) struct Ledger {
     boundary: u64,
     /// Rate of the best plan for the present workers, samples per nanosecond.
     best_rate: f64,
+    /// Since when a step has been run and waits for state, nanoseconds of the trace.
+    run_at: Option<u64>,
     /// Samples of the best plan since `boundary`: not yet trained or lost.
     unassigned: f64,
     pub(crate) activity: Activity,
@@ -103,6 +105,7 @@ impl Ledger {
             batch: global_batch_size as f64,
             at,
             boundary: at,
+            run_at: None,
             best_rate: 0.0,
             unassigned: 0.0,
             activity: Activity::Paused(Cause::Start),
@@ -145,7 +148,13 @@ impl Ledger {
         self.lose(cause, self.unassigned);
         self.unassigned = 0.0;
         self.boundary = now;
+        self.run_at = None;
         self.activity = activity;
+    }
+
+    /// All members have run a step that began before they had all state. Until it is committed, they wait for state.
+    pub(crate) fn step_ended(&mut self, now: u64) {
+        self.run_at = Some(now);
     }
 
     /// Steps were committed since the last commit or change of activity.
@@ -153,10 +162,12 @@ impl Ledger {
         self.advance(now);
         let trained = steps as f64 * self.batch;
         let took = now.saturating_sub(self.boundary) as f64;
+        let waited = self.run_at.take().map_or(0, |at| now.saturating_sub(at)) as f64;
         match self.activity {
             Activity::Running { rate } => {
                 let between = rate * took - trained;
-                self.lose(Cause::Exchange, between);
+                self.lose(Cause::Transfer, rate * waited);
+                self.lose(Cause::Exchange, between - rate * waited);
                 self.lose(self.slower, self.unassigned - trained - between);
             }
             // A member was lost during the norm exchange, and the step was committed all the same.

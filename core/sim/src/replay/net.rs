@@ -21,6 +21,8 @@ pub(crate) struct UnitTransfer {
 pub(crate) enum Content {
     /// The unit's state, with the decision that led to it.
     State(StateId, Option<Decision>),
+    /// The unit's parameters, for the first step of a plan (ADR 43).
+    Parameters,
     /// The gradient of a concluded step, for a follower of the unit.
     Gradient(Decision),
     /// The gradient of a step that was just run, for the keeper of the unit's spare copy.
@@ -37,6 +39,8 @@ pub(crate) struct Network {
     /// Bytes per nanosecond in each direction of each interface.
     rate: f64,
     routes: BTreeMap<Route, VecDeque<UnitTransfer>>,
+    /// The generations whose members compute while state is on its way to them, and the fraction of the rate that is left for state then.
+    beside: BTreeMap<Generation, f64>,
     at: u64,
     /// Wake-ups of an older version are ignored.
     pub(crate) version: u64,
@@ -47,6 +51,7 @@ impl Network {
         Network {
             rate,
             routes: BTreeMap::new(),
+            beside: BTreeMap::new(),
             at: 0,
             version: 0,
         }
@@ -67,8 +72,31 @@ impl Network {
     pub(crate) fn gradients_to(&self, to: WorkerId) -> impl Iterator<Item = Unit> {
         let routes = self.routes.iter().filter(move |(route, _)| route.2 == to);
         let parcels = routes.flat_map(|(_, queue)| queue);
-        let gradients = parcels.filter(|p| !matches!(p.content, Content::State(..)));
+        let gradients = parcels.filter(|p| !matches!(p.content, Content::State(..) | Content::Parameters));
         gradients.map(|p| p.unit)
+    }
+
+    /// Whether parameters are in transit for the first step of this generation.
+    pub(crate) fn carries_parameters(&self, generation: Generation) -> bool {
+        let of_generation = self.routes.iter().filter(|(route, _)| route.0 == generation);
+        let mut parcels = of_generation.flat_map(|(_, queue)| queue);
+        parcels.any(|p| p.content == Content::Parameters)
+    }
+
+    /// From now on the generation's members compute, and state that is on its way to them gets this fraction of the rate.
+    pub(crate) fn begin_beside(&mut self, now: u64, generation: Generation, share: f64) {
+        self.advance(now);
+        self.beside = BTreeMap::from([(generation, share)]);
+        self.version += 1;
+    }
+
+    /// They do not compute any more.
+    pub(crate) fn end_beside(&mut self, now: u64, generation: Generation) {
+        if self.beside.contains_key(&generation) {
+            self.advance(now);
+            self.beside.clear();
+            self.version += 1;
+        }
     }
 
     /// The bandwidth share of each connection: that of the busier of its two ends. It is never more than a fair share would be.
@@ -82,7 +110,8 @@ impl Network {
         }
         let share = |route: &Route| {
             let busiest = out.get(&route.1).max(into.get(&route.2)).copied().unwrap_or(1);
-            (*route, self.rate / f64::from(busiest))
+            let left = self.beside.get(&route.0).copied().unwrap_or(1.0);
+            (*route, self.rate * left / f64::from(busiest))
         };
         self.routes.keys().map(share).collect()
     }
@@ -98,10 +127,15 @@ impl Network {
         }
     }
 
-    /// Appends a unit to those that wait on its connection.
+    /// Appends a unit to those that wait on its connection. Parameters overtake state.
     pub(crate) fn send(&mut self, now: u64, route: Route, parcel: UnitTransfer) {
         self.advance(now);
-        self.routes.entry(route).or_default().push_back(parcel);
+        let queue = self.routes.entry(route).or_default();
+        let place = match parcel.content {
+            Content::Parameters => queue.partition_point(|p| p.content == Content::Parameters),
+            _ => queue.len(),
+        };
+        queue.insert(place, parcel);
         self.version += 1;
     }
 
@@ -128,7 +162,10 @@ impl Network {
         self.routes.retain(|_, queue| !queue.is_empty());
         let parts = self.routes.iter();
         let parts = parts
-            .filter_map(|(r, q)| q.front().map(|p| (*r, p.unit)))
+            .filter_map(|(r, q)| q.front().map(|p| (*r, p)))
+            // Of parameters only the engine knows.
+            .filter(|(_, p)| p.content != Content::Parameters)
+            .map(|(r, p)| (r, p.unit))
             .collect();
         (whole, parts)
     }

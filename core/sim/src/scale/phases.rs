@@ -95,6 +95,7 @@ impl Host<Scale<'_>> {
         for _ in 0..workers {
             let config = MemberConfig {
                 follows: false,
+                parameters_first: false,
                 id: self.members.next_id(),
                 layout: setup.planner.costs.layout(),
                 last_step: Step(1_000_000),

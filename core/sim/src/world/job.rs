@@ -26,6 +26,8 @@ pub(super) struct Job {
     pub(super) adaptive_checkpoints: bool,
     /// Workers know how to follow.
     pub(super) following: bool,
+    /// Workers can run a plan's first step with parameters that others send them.
+    pub(super) parameters_first: bool,
     /// Whether copies are kept of units that only one worker holds, if workers can follow.
     pub(super) spare_copies: SpareCopies,
     /// Steps between comparisons of the holders' states.
@@ -94,6 +96,7 @@ impl Job {
             shipped_planner: Rng(mix(seed, 81)).chance(8),
             overflow_percent: 0,
             following,
+            parameters_first: Rng(mix(seed, 94)).chance(60),
             spare_copies,
             lone_loss,
             seldom_reads: Rng(mix(seed, 92)).chance(15),

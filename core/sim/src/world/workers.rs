@@ -24,6 +24,7 @@ impl Host<Schedule> {
         let ms = Duration::from_millis;
         let config = MemberConfig {
             follows: self.env.job.following,
+            parameters_first: self.env.job.parameters_first,
             id,
             layout: self.env.job.layout,
             last_step: self.env.job.last_step,
@@ -149,7 +150,11 @@ impl Host<Schedule> {
         let engine = &mut worker.local.engine;
         match effect {
             MemberEffect::Run { plan, step, .. } => {
-                engine.start(plan, step);
+                let phase = worker.machine.status().phase;
+                if phase != Phase::Running {
+                    self.env.stats.reach("parameters first: a step begins before Go");
+                }
+                engine.start(w, plan, step);
                 worker.local.runs += 1;
                 let run = worker.local.runs;
                 let evaluation = self.env.job.evaluation.filter(|e| e.has(step));
@@ -237,11 +242,7 @@ impl Host<Schedule> {
             Timer::AppliedForwarded(_, unit, decision) => self.applied_forwarded(w, unit, decision),
             Timer::Adopted(_, unit, id) => {
                 if let Some(state) = engine.staged.remove(&(unit, id)) {
-                    engine.held.insert(unit, Held { id, state });
-                    engine
-                        .gradients
-                        .retain(|(u, _, step), _| *u != unit || *step >= id.step);
-                    engine.reduced.units.remove(&unit);
+                    engine.adopt(w, unit, id, state);
                     self.env.checker.set(w, unit, id, state, Origin::Taken)?;
                     self.maybe_crash(w, true);
                 }

@@ -159,6 +159,7 @@ impl Draw {
                     next_connected: self.chance(80),
                     following: varuna_protocol::Following::Unable,
                     keeping: varuna_protocol::Keeping::Unable,
+                    parameters_first: false,
                     at: self.state(),
                     draining: self.chance(3),
                     last_step: Step(self.number()),

@@ -21,6 +21,7 @@ pub(crate) fn member_with_arbitrary_inputs(seed: u64) -> u64 {
     let ms = Duration::from_millis;
     let mut member = Member::new(MemberConfig {
         follows: false,
+        parameters_first: false,
         id: ME,
         layout: LAYOUT,
         last_step: Step(5 + draw.below(20)),
@@ -243,6 +244,7 @@ impl Draw {
             relay: self.chance(30),
             tree_fan_out: 2,
             following: false,
+            parameters_first: self.chance(30),
             keepers: Vec::new(),
             evidence: Vec::new(),
             reason: String::new(),

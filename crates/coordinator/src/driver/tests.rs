@@ -84,6 +84,7 @@ fn hello() -> Hello {
 fn first_status(job: &Job) -> Report {
     let mut member = Member::new(MemberConfig {
         follows: false,
+        parameters_first: false,
         id: WORKER,
         layout: job.layout(),
         last_step: Step(job.training.steps),

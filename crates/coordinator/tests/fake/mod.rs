@@ -151,6 +151,7 @@ impl Fake {
         net.with(|n| n.inboxes.insert(id, inbox));
         let config = MemberConfig {
             follows: false,
+            parameters_first: false,
             id,
             layout: job.layout(),
             last_step: Step(job.training.steps),

@@ -45,6 +45,7 @@ fn small_plan() -> Plan {
         relay: false,
         tree_fan_out: 2,
         following: false,
+        parameters_first: false,
         keepers: Vec::new(),
         evidence: vec![],
         reason: String::new(),

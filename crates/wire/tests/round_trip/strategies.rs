@@ -97,14 +97,14 @@ pub(crate) fn status() -> impl Strategy<Value = Status> {
     (
         any::<(u64, u64, u64)>(),
         phase,
-        any::<(bool, bool, bool, bool)>(),
+        any::<(bool, bool, bool, bool, bool)>(),
         (state_id(), any::<u64>(), following(), keeping()),
     )
         .prop_map(
             |(
                 (generation, fenced, next),
                 phase,
-                (based, connected, next_connected, draining),
+                (based, connected, next_connected, draining, parameters_first),
                 (at, last_step, following, keeping),
             )| Status {
                 generation: Generation(generation),
@@ -119,6 +119,7 @@ pub(crate) fn status() -> impl Strategy<Value = Status> {
                 last_step: Step(last_step),
                 following,
                 keeping,
+                parameters_first,
             },
         )
 }
@@ -431,7 +432,12 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
     let addresses = proptest::collection::btree_map(worker(), "[a-z]{1,5}:[1-9]", 0..4);
     let numbers = (
         generation(),
-        (any::<u64>(), deadline(), any::<(bool, bool)>(), any::<u32>()),
+        (
+            any::<u64>(),
+            deadline(),
+            any::<(bool, bool, bool)>(),
+            any::<u32>(),
+        ),
         proptest::collection::vec(proptest::option::of((1_u64..4).prop_map(WorkerId)), 0..8),
     );
     let layout = (0..=SEGMENTS_MAX, any::<bool>(), 1..=RANGES_MAX);
@@ -449,7 +455,7 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
     )
         .prop_map(
             |(
-                (generation, (parent, deadline, (relay, following), tree_fan_out), keepers),
+                (generation, (parent, deadline, (relay, following, parameters_first), tree_fan_out), keepers),
                 base,
                 layout,
                 shape,
@@ -472,6 +478,7 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
                     evidence,
                     reason,
                     following,
+                    parameters_first,
                     keepers,
                     index: varuna_plan::PlanIndex::default(),
                 }

@@ -7,7 +7,7 @@
 
 use super::super::EngineError;
 use super::Run;
-use crate::state::GatheredUnit;
+use crate::state::{Computing, GatheredUnit};
 use crate::transport::Tag;
 use crate::transport::ring::MESSAGE_ELEMENTS;
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use varuna_plan::communicators::parameter_order;
 use varuna_plan::{Unit, WorkerId};
 
 /// Elements of a message.
-const PIECE: usize = MESSAGE_ELEMENTS as usize - 1;
+pub(super) const PIECE: usize = MESSAGE_ELEMENTS as usize - 1;
 /// Pieces of each unit that are sent before the first is waited for.
 const AHEAD: usize = 4;
 
@@ -53,9 +53,12 @@ fn merge_adjacent(ranges: impl Iterator<Item = ParameterTransfer>) -> Vec<Parame
 
 impl Run<'_> {
     /// Sends and takes the parameters of all units of this worker's segments. Those that it holds are there.
-    pub(super) fn gather(&mut self, gathered: &BTreeMap<Unit, GatheredUnit>) -> Result<(), EngineError> {
+    pub(super) fn gather(&mut self, units: Computing<'_>) -> Result<(), EngineError> {
         let start = Instant::now();
-        let result = self.gather_all(gathered);
+        let result = match self.plan.sends_parameters_in(self.step) {
+            true => self.gather_first(units),
+            false => self.gather_all(units.gathered()),
+        };
         self.timings.wait += start.elapsed();
         result
     }

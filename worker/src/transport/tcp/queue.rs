@@ -11,8 +11,8 @@ use varuna_torch::TorchError;
 
 /// Bytes of urgent frames that may wait; above this, senders wait.
 const BYTES_MAX: usize = 64 << 20;
-/// Transfers that may wait. The protocol bounds them: one state is on its way to each peer, and four gradients of each unit that the peer
-/// follows.
+/// Transfers that may wait. The protocol bounds them: one state is on its way to each peer, or up to 256 in a plan whose first step begins with
+/// parameters, and four gradients of each unit that the peer follows.
 const TRANSFERS_MAX: usize = 4096;
 
 /// Why a frame was not accepted.

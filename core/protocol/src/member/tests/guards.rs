@@ -146,6 +146,7 @@ fn worker_without_state_does_not_report_its_last_step() {
     rig.prepare(0);
     rig.order(FENCE);
     assert_eq!(rig.go(2), [MemberEffect::Free { keep: vec![] }]);
+    assert!(rig.member.prepared().is_empty(), "the engine has freed them");
     let effects = rig.order(Order::Fence { upto: Generation(3) });
     let inventory = inventory(&effects).unwrap();
     assert!(inventory.prepared.is_empty());

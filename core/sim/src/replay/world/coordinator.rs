@@ -8,7 +8,9 @@ use crate::replay::report::{ExtraMemory, Loss, PlanCause, Reconfiguration, Repor
 use crate::replay::trace::Trace;
 use std::cell::Cell;
 use std::time::Duration;
-use varuna_plan::{CostPlanner, Generation, Infeasible, PlanRequest, Planner, Shape, StateId};
+use varuna_plan::{
+    CostPlanner, Generation, Infeasible, Layout, PlanRequest, Planner, Shape, SpareCosts, StateId, WorkerInfo,
+};
 use varuna_protocol::Listing;
 use varuna_protocol::{Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Event, Timing};
 
@@ -34,6 +36,10 @@ impl Planner for InfeasibilityCache {
             self.too_few.set(there);
         }
         found
+    }
+
+    fn spare_costs(&self, shape: &Shape, layout: &Layout, workers: &[WorkerInfo]) -> SpareCosts {
+        self.planner.spare_costs(shape, layout, workers)
     }
 }
 
@@ -173,10 +179,21 @@ impl Host<Replay<'_>> {
 
     /// A generation was told to go.
     #[expect(clippy::cast_precision_loss, reason = "a batch, and nanoseconds of a pause")]
-    fn runs(&mut self, generation: Generation) {
+    pub(super) fn runs(&mut self, generation: Generation) {
         let Some(plan) = self.env.plans.get(&generation).cloned() else {
             return;
         };
+        // Its first step may have begun before.
+        let runs = matches!(self.env.account.ledger.activity, Activity::Running { .. });
+        if runs
+            && self
+                .env
+                .in_force
+                .as_ref()
+                .is_some_and(|p| p.generation == generation)
+        {
+            return;
+        }
         let batch = self.env.setup.global_batch_size as f64;
         let rate = batch / (plan.shape.predicted.step_ms * 1e6);
         let now = self.now();

@@ -1,11 +1,11 @@
 //! Engines, modelled: a step takes the time that was predicted for it, state takes its links' time, all else none.
 
-use super::members::nanoseconds;
+use super::members::{BESIDE_TRAINING, nanoseconds};
 use super::{Replay, Result, Timer};
 use crate::host::Host;
 use crate::replay::net::{Content, Route, UnitTransfer};
 use varuna_plan::state::UnitNorm;
-use varuna_plan::{Generation, StateId, Step, Unit, WorkerId};
+use varuna_plan::{Base, Generation, Plan, StateId, Step, Unit, WorkerId};
 use varuna_protocol::{MemberEffect, MemberInput, Phase};
 
 impl Host<Replay<'_>> {
@@ -13,23 +13,12 @@ impl Host<Replay<'_>> {
     pub(super) fn command(&mut self, w: WorkerId, effect: MemberEffect) -> Result {
         match effect {
             MemberEffect::Run { plan, step, .. } => {
-                let generation = plan.generation;
                 if let Some(worker) = self.members.alive_mut(w) {
-                    worker.local.job = Some((generation, step));
+                    worker.local.job = Some((plan.generation, step));
                     worker.local.prepared.clear();
                 }
-                let all = plan.members().iter().copied();
-                let mut jobs = all.map(|m| self.members.alive(m).and_then(|x| x.local.job));
-                if jobs.all(|job| job == Some((generation, step))) {
-                    let first = self.env.newest.run_gen != generation;
-                    let extra = if first {
-                        self.env.setup.parts.first_step_extra_ms
-                    } else {
-                        0.0
-                    };
-                    let took = nanoseconds(plan.shape.predicted.step_ms + extra);
-                    self.after(took, Timer::StepEnds(generation, step));
-                }
+                self.send_parameters(w, &plan, step);
+                self.compute(&plan, step);
             }
             MemberEffect::Abort => {
                 let Some(worker) = self.members.alive_mut(w) else {
@@ -63,7 +52,8 @@ impl Host<Replay<'_>> {
                 }
             }
             MemberEffect::Adopt { unit, id } => {
-                if let Some(worker) = self.members.alive_mut(w) {
+                // A step that began before Go was computed with this state.
+                if let Some(worker) = self.members.alive_mut(w).filter(|w| w.local.job.is_none()) {
                     worker.local.prepared.retain(|(u, _)| *u != unit);
                 }
                 self.note_extra_memory(w);
@@ -79,6 +69,46 @@ impl Host<Replay<'_>> {
         Ok(())
     }
 
+    /// Sends the parameters that others lack for the step.
+    fn send_parameters(&mut self, w: WorkerId, plan: &Plan, step: Step) {
+        if !plan.sends_parameters_in(step) {
+            return;
+        }
+        for unit in plan.layout.all_units() {
+            for to in plan.parameters_receivers(w, unit, step) {
+                self.send((plan.generation, Some(w), to), unit, Content::Parameters, 1.0);
+            }
+        }
+    }
+
+    /// The step ends after the predicted time, once all members have begun it and have the parameters.
+    fn compute(&mut self, plan: &Plan, step: Step) {
+        let generation = plan.generation;
+        let all = plan.members().iter().copied();
+        let mut jobs = all.map(|m| self.members.alive(m).and_then(|x| x.local.job));
+        let have_begun = jobs.all(|job| job == Some((generation, step)));
+        let is_computed = self.env.computed == Some((generation, step));
+        if !have_begun || is_computed || self.env.transfers.carries_parameters(generation) {
+            return;
+        }
+        self.env.computed = Some((generation, step));
+        if plan.sends_parameters_in(step) {
+            self.env
+                .transfers
+                .begin_beside(self.now(), generation, BESIDE_TRAINING);
+            self.wake();
+            self.runs(generation);
+        }
+        let first = self.env.newest.run_gen != generation;
+        let extra = if first {
+            self.env.setup.parts.first_step_extra_ms
+        } else {
+            0.0
+        };
+        let took = nanoseconds(plan.shape.predicted.step_ms + extra);
+        self.after(took, Timer::StepEnds(generation, step));
+    }
+
     /// A step needs all its members to the end.
     pub(super) fn step_ends(&mut self, generation: Generation, step: Step) -> Result {
         let Some(plan) = self.env.plans.get(&generation).cloned() else {
@@ -88,6 +118,16 @@ impl Host<Replay<'_>> {
         let job = |w: &WorkerId| self.members.alive(*w).and_then(|x| x.local.job);
         if !members.iter().all(|w| job(w) == Some((generation, step))) {
             return Ok(());
+        }
+        self.env.transfers.end_beside(self.now(), generation);
+        self.wake();
+        let loads = |w: &WorkerId| {
+            let status = self.members.alive(*w).map(|x| x.machine.status());
+            status.is_some_and(|s| s.phase == Phase::Loading)
+        };
+        if members.iter().any(loads) {
+            let real = self.real();
+            self.env.account.ledger.step_ended(real);
         }
         for w in members.iter().copied() {
             let norm = |unit: Unit| {
@@ -145,6 +185,21 @@ impl Host<Replay<'_>> {
         Ok(())
     }
 
+    /// Parameters for a first step have arrived: perhaps the last ones.
+    fn parameters_arrived(&mut self, generation: Generation, unit: Unit) -> Result {
+        let bytes = self.parameter_bytes(unit);
+        if let Some(entry) = self.env.account.report.reconfigurations.last_mut() {
+            entry.moved_bytes += bytes;
+        }
+        let plan = self.env.plans.get(&generation).cloned();
+        if let Some(plan) = plan
+            && let Base::Fixed { id, .. } = plan.base
+        {
+            self.compute(&plan, id.step);
+        }
+        Ok(())
+    }
+
     /// Something has arrived as a whole: its sender hears of that, too.
     fn arrived(
         &mut self,
@@ -157,6 +212,7 @@ impl Host<Replay<'_>> {
                 Content::Gradient(_) | Content::PreparedGradient(_) => {
                     MemberInput::Forwarded { generation, to, unit }
                 }
+                Content::Parameters => return self.parameters_arrived(generation, unit),
             };
             self.member(source, sent)?;
         }
@@ -175,6 +231,7 @@ impl Host<Replay<'_>> {
                     decision,
                 }
             }
+            Content::Parameters => return Ok(()),
             Content::Gradient(decision) => MemberInput::Gradient {
                 generation,
                 from,

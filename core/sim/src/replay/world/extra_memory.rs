@@ -20,6 +20,15 @@ impl Host<Replay<'_>> {
         self.state_bytes(unit) * GRADIENT_BYTES / of_parameter
     }
 
+    /// Parameters of a unit as they are computed with, bytes.
+    #[expect(clippy::cast_precision_loss, reason = "a few bytes")]
+    pub(super) fn parameter_bytes(&self, unit: Unit) -> f64 {
+        let setup = self.env.setup;
+        let parameter = setup.planner.costs.parameter;
+        let computed = parameter.without_state().saturating_sub(parameter.gradient) as f64;
+        self.state_bytes(unit) * computed / setup.parts.state_bytes(&setup.planner.costs).max(computed)
+    }
+
     /// Counts what the worker holds now. It can only have become more if a copy has arrived or a gradient was sent to it. As in the
     /// planner, the memory for a gradient counts for the worker that will apply it from the moment it is sent.
     pub(super) fn note_extra_memory(&mut self, w: WorkerId) {

@@ -11,13 +11,14 @@ use varuna_protocol::{CoordinatorInput, MemberConfig, MemberEffect, MemberTiming
 /// A last step that no trace reaches.
 pub(super) const LAST_STEP: Step = Step(u64::MAX / 4);
 /// Transfers to followers share links with the training's own traffic. By assumption, this fraction of the rate is left for them.
-const BESIDE_TRAINING: f64 = 0.5;
+pub(super) const BESIDE_TRAINING: f64 = 0.5;
 
 impl Host<Replay<'_>> {
     pub(super) fn join(&mut self, node: &str) {
         let id = self.members.next_id();
         let config = MemberConfig {
             follows: true,
+            parameters_first: self.env.setup.parameters_first,
             id,
             layout: self.env.setup.layout,
             last_step: LAST_STEP,
@@ -200,17 +201,17 @@ impl Host<Replay<'_>> {
 
     /// Starts a transfer. `share`: the fraction of the link's rate that is free for it.
     pub(super) fn send(&mut self, route: Route, unit: Unit, content: Content, share: f64) {
-        let is_state = matches!(content, Content::State(..));
-        let bytes = if is_state {
-            self.state_bytes(unit)
-        } else {
+        let is_gradient = matches!(content, Content::Gradient(_) | Content::PreparedGradient(_));
+        let bytes = match content {
+            Content::State(..) => self.state_bytes(unit),
+            Content::Parameters => self.parameter_bytes(unit),
             // For a skipped step only the decision would be sent; no step is skipped here.
-            self.gradient_bytes(unit)
+            Content::Gradient(_) | Content::PreparedGradient(_) => self.gradient_bytes(unit),
         };
-        if is_state {
-            self.env.account.report.moved_bytes += bytes;
-        } else {
+        if is_gradient {
             self.env.account.report.gradient_bytes += bytes;
+        } else {
+            self.env.account.report.moved_bytes += bytes;
         }
         let parcel = UnitTransfer {
             unit,
@@ -218,7 +219,7 @@ impl Host<Replay<'_>> {
             bytes: bytes / share,
         };
         self.env.transfers.send(self.now(), route, parcel);
-        if !is_state {
+        if is_gradient {
             self.note_extra_memory(route.2);
         }
         self.wake();

@@ -50,6 +50,8 @@ pub struct Setup {
     pub checkpoint_steps: Option<u64>,
     /// Whether checkpoints are made more often while workers are lost often.
     pub adaptive_checkpoints: bool,
+    /// Whether the first step after a loss begins with parameters, before members have all state.
+    pub parameters_first: bool,
     /// Whether steady steps are skipped. False runs every step through the protocol (slow; for tests of skipping).
     pub skip: bool,
 }
@@ -120,6 +122,8 @@ struct Replay<'a> {
     /// Peers that have connected, the lesser first.
     links: BTreeSet<(Generation, WorkerId, WorkerId)>,
     transfers: Network,
+    /// The step that all members compute, or have computed last.
+    computed: Option<(Generation, Step)>,
     latency_ns: u64,
     /// State bytes by unit.
     unit_bytes: Vec<f64>,
@@ -180,6 +184,7 @@ impl<'a> Replay<'a> {
             saved: BTreeMap::new(),
             links: BTreeSet::new(),
             transfers: Network::new(setup.parts.bytes_per_ns(costs.device.bytes_per_s)),
+            computed: None,
             latency_ns: (costs.device.latency_ms * 1e6).max(1.0) as u64,
             unit_bytes: unit_bytes(setup),
             plans: BTreeMap::new(),

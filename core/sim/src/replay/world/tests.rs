@@ -1,5 +1,6 @@
 mod adaptive_checkpoints;
 mod extra_memory;
+mod parameters_first;
 
 use super::*;
 use crate::replay::Cause;
@@ -62,6 +63,7 @@ fn setup() -> Setup {
         notice_s: 0.0,
         checkpoint_steps: Some(50),
         adaptive_checkpoints: false,
+        parameters_first: false,
         skip: true,
     }
 }

@@ -43,6 +43,7 @@ impl MemberRun {
             id,
             machine: Member::new(MemberConfig {
                 follows: true,
+                parameters_first: false,
                 id,
                 layout: LAYOUT,
                 last_step: LAST,
