@@ -137,9 +137,9 @@ bench-engine: data ## One process, a GPT and a Llama, against PyTorch eager
 bench-pipeline: data ## Two stages, against PyTorch's Schedule1F1B
 	python3 bench/pipeline.py
 
-bench-recovery: data ## kill -9 to the next step, against torchrun; as root also a growth by 2 GiB over 1 Gb/s, against stop-and-copy
+bench-recovery: data ## kill -9 to the next step, against torchrun; as root also a growth by 2 GiB over 1 Gb/s, against stop-and-copy, and a loss there
 	python3 bench/recovery.py
-	@if [ "$$(id -u)" = 0 ]; then python3 bench/growth.py; else echo "bench/growth.py is left out: it makes network namespaces, which needs root"; fi
+	@if [ "$$(id -u)" = 0 ]; then python3 bench/growth.py && python3 bench/loss.py; else echo "bench/growth.py and bench/loss.py are left out: they make network namespaces, which needs root"; fi
 
 bench-zero: data ## What sharded optimizer state takes and costs with four pipelines
 	python3 bench/zero.py
