@@ -97,11 +97,11 @@ class Pair:
         self.stack.callback(lambda: (process.kill(), process.wait()))
         return process
 
-    def join(self, side):
-        """Starts the worker of a side."""
-        name = "ab"[side]
+    def join(self, side, name=None):
+        """Starts a worker on a side, and returns its process."""
+        name = name or "ab"[side]
         place = ["--name", name, "--node", name, "--advertise", self.link.addresses[side]]
-        self.start(side, [VARUNA.with_name("varuna-worker"), "--coordinator", self.address, *place])
+        return self.start(side, [VARUNA.with_name("varuna-worker"), "--coordinator", self.address, *place])
 
     def contact(self):
         try:
@@ -240,13 +240,19 @@ def report(arguments, batch, following, copying):
         publish("growth", body, results, model)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+def options(description):
+    """What both benchmarks of a link can be told."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--layers", type=int, default=13)
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--mbit", type=int, default=1000, help="the rate of the link")
-    parser.add_argument("--batch", type=int, help="samples of a step; by default what makes it nearly as long as it may be")
     parser.add_argument("--try-only", action="store_true", help="print the table without putting it into docs/benchmarks.md")
+    return parser
+
+
+def main():
+    parser = options(__doc__)
+    parser.add_argument("--batch", type=int, help="samples of a step; by default what makes it nearly as long as it may be")
     arguments = parser.parse_args()
     if os.geteuid() != 0:
         sys.exit("bench/growth.py makes network namespaces, which needs root: run it as root. Nothing was measured.")

@@ -5,37 +5,27 @@ worker there is killed, and the third one lacks all state. With parameters first
 side of the comparison waits for the state (`--without parameters-first`). Needs root, iproute2, and for the full size about 14 GiB of memory.
 """
 
-import argparse
 import os
 import signal
 import sys
 import time
 
-from common import VARUNA, median, publish, shape
-from growth import GRADIENT_BYTES, STATE_BYTES, Link, Pair, manifest, parameters, steps_of
+from common import median, publish, shape
+from growth import GRADIENT_BYTES, STATE_BYTES, Link, Pair, manifest, options, parameters, steps_of
 
 CALM_STEPS, STEPS_AFTER = 3, 2
 
 
-class Three(Pair):
-    """A coordinator and up to three workers."""
-
-    def join(self, name, side):
-        """Starts a worker on a side, and returns its process."""
-        place = ["--name", name, "--node", name, "--advertise", self.link.addresses[side]]
-        return self.start(side, [VARUNA.with_name("varuna-worker"), "--coordinator", self.address, *place])
-
-
 def loss(arguments, link, without):
     """Trains with two workers, kills one and lets the third take its place; what came of it, in seconds."""
-    with Three(link, manifest(arguments, arguments.batch), without) as run:
+    with Pair(link, manifest(arguments, arguments.batch), without) as run:
         events, metrics = lambda: run.lines("events.jsonl"), lambda: run.lines("metrics.jsonl")
-        run.join("a", 0)
-        victim = run.join("b", 1)
+        run.join(0)
+        victim = run.join(1)
         two = run.until("a plan of two", lambda: next((e for e in events() if e["event"] == "planned" and e["workers"] == 2), None), 600)
         of_two = lambda: [m for m in metrics() if m["generation"] >= two["generation"]]  # noqa: E731
         run.until("steps of two workers", lambda: len(of_two()) > CALM_STEPS, 1800)
-        run.join("c", 1)
+        run.join(1, "c")
         run.until("the third worker", lambda: any(e["event"] == "workerJoined" and e["name"] == "c" for e in events()), 120)
         calm, generation = median([s for s, _ in steps_of(of_two())]), metrics()[-1]["generation"]
         # In the middle of a step, as a loss comes.
@@ -91,13 +81,9 @@ def report(arguments, first, whole):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=13)
-    parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--mbit", type=int, default=1000, help="the rate of the link")
+    parser = options(__doc__)
     parser.add_argument("--batch", type=int, default=12, help="samples of a step")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--try-only", action="store_true", help="print the table without putting it into docs/benchmarks.md")
     arguments = parser.parse_args()
     if os.geteuid() != 0:
         sys.exit("bench/loss.py makes network namespaces, which needs root: run it as root. Nothing was measured.")

@@ -117,12 +117,10 @@ impl Engine {
             of: Some((plan.clone(), step)),
             ..Reduced::default()
         };
-        let to = |(unit, held): (&Unit, &Held)| {
-            let receivers = plan.parameters_receivers(me, *unit, step).into_iter();
-            receivers.map(|to| (to, *unit, *held)).collect::<Vec<_>>()
-        };
+        let sent = plan.parameters_sent_by(me, step).iter();
+        let lacked = sent.filter_map(|(unit, to)| Some((*to, *unit, *self.held.get(unit)?)));
         self.job = Some(Job {
-            lacked: self.held.iter().flat_map(to).collect(),
+            lacked: lacked.collect(),
             plan,
             step,
             parameters_sent: false,

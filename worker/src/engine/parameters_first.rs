@@ -28,12 +28,10 @@ impl Engine {
 
     /// Those whose parameters it sends to others. It need not compute with them itself.
     fn sent(&self, plan: &Plan, step: Step) -> Vec<Unit> {
-        if !plan.sends_parameters_in(step) {
-            return Vec::new();
-        }
-        let me = self.config.me;
-        let is_sent = |unit: &Unit| !plan.parameters_receivers(me, *unit, step).is_empty();
-        plan.layout.all_units().filter(is_sent).collect()
+        let sent = plan.parameters_sent_by(self.config.me, step).iter();
+        let mut units: Vec<Unit> = sent.map(|(unit, _)| *unit).collect();
+        units.dedup();
+        units
     }
 
     /// Takes back the units whose parameters it sends, which must all be here. The plan may be wrong about that: the worker and its other state

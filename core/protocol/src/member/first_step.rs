@@ -11,7 +11,6 @@ use super::in_plan::{FirstStep, InPlan};
 use super::{Engine, Member, MemberEffect};
 use crate::message::Time;
 use std::time::Duration;
-use varuna_plan::state::UnitNorm;
 use varuna_plan::{StateId, Step, Unit, WorkerId};
 
 /// The parameters of a first step may take this many times as long as the state is predicted to take, ...
@@ -42,10 +41,7 @@ impl Member {
         let Some(current) = self.current.as_ref().filter(|c| c.waits_for_go()) else {
             return;
         };
-        let Some(base) = current
-            .base
-            .filter(|base| current.plan.sends_parameters_in(base.step))
-        else {
+        let Some(base) = current.begins_with_parameters() else {
             return;
         };
         let begun = current.first_step.has_begun() && !bug!(BeginFirstStepTwice);
@@ -74,10 +70,10 @@ impl Member {
     /// Go has come. If the first step has not begun, it begins now, before former units are freed: others may lack their parameters.
     pub(super) fn begin_at_go(&mut self, now: Time, effects: &mut Vec<MemberEffect>) {
         let Some(current) = &self.current else { return };
-        let base = current
-            .base
-            .filter(|base| current.plan.sends_parameters_in(base.step));
-        if let Some(base) = base.filter(|_| !current.first_step.has_begun() && !bug!(FreeBeforeParameters)) {
+        if let Some(base) = current
+            .begins_with_parameters()
+            .filter(|_| !current.first_step.has_begun() && !bug!(FreeBeforeParameters))
+        {
             self.begin_first_step(now, base, effects);
         }
     }
@@ -101,15 +97,11 @@ impl Member {
     pub(super) fn prepared_before_go(
         &mut self,
         now: Time,
-        units: &[(Unit, UnitNorm)],
         store_busy: bool,
         effects: &mut Vec<MemberEffect>,
     ) {
         if let Some(current) = &mut self.current {
-            current.first_step = FirstStep::Prepared {
-                units: units.to_vec(),
-                store_busy,
-            };
+            current.first_step = FirstStep::Prepared { store_busy };
             current.progress_at = now;
             // State was not awaited while the step ran.
             if let Some(transfers) = current.transfers() {

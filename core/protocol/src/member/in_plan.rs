@@ -10,7 +10,6 @@ use super::transfers::Transfers;
 use crate::message::{Phase, Time};
 use std::sync::Arc;
 use varuna_plan::deadline::RecentSteps;
-use varuna_plan::state::UnitNorm;
 use varuna_plan::{Generation, Plan, StateId, Unit, WorkerId};
 
 /// How far a worker has come in its plan.
@@ -25,7 +24,7 @@ pub(super) enum Stage {
 }
 
 /// How far the first step has come that began before Go.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) enum FirstStep {
     /// It has not begun before Go.
     #[default]
@@ -33,10 +32,7 @@ pub(super) enum FirstStep {
     /// The engine runs it; or it has run it, and Go has come.
     Begun,
     /// The engine has run it, and Go has not come.
-    Prepared {
-        units: Vec<(Unit, UnitNorm)>,
-        store_busy: bool,
-    },
+    Prepared { store_busy: bool },
 }
 
 impl FirstStep {
@@ -121,11 +117,13 @@ impl InPlan {
     /// Whether the first step begins before Go and has not been run here. Until then parameters travel before state does, also while this
     /// member waits to begin.
     pub(super) fn awaits_parameters(&self) -> bool {
-        let first = self
-            .base
-            .is_some_and(|base| self.plan.sends_parameters_in(base.step));
         let has_run = matches!(self.first_step, FirstStep::Prepared { .. });
-        first && !has_run && self.waits_for_go()
+        self.begins_with_parameters().is_some() && !has_run && self.waits_for_go()
+    }
+
+    /// The state from which the first step begins before Go; none if it does not.
+    pub(super) fn begins_with_parameters(&self) -> Option<StateId> {
+        self.base.filter(|base| self.plan.sends_parameters_in(base.step))
     }
 
     pub(super) fn phase(&self) -> Phase {

@@ -232,11 +232,10 @@ impl Member {
             effects.push(MemberEffect::StopServing { generation });
         }
         current.stage = Stage::Running;
-        let first_step = match &mut current.first_step {
-            begun @ FirstStep::Prepared { .. } => std::mem::replace(begun, FirstStep::Begun),
-            FirstStep::Begun => FirstStep::Begun,
-            FirstStep::NotBegun => FirstStep::NotBegun,
-        };
+        let first_step = current.first_step;
+        if first_step.has_begun() {
+            current.first_step = FirstStep::Begun;
+        }
         (current.progress_at, current.step_began_at) = (now, now);
         self.advanced_at = now;
         keep.extend(self.spares_at_base());
@@ -260,8 +259,10 @@ impl Member {
         match first_step {
             FirstStep::NotBegun => self.run(effects),
             FirstStep::Begun => {}
-            FirstStep::Prepared { units, store_busy } => {
+            FirstStep::Prepared { store_busy } => {
                 let step = self.at.step;
+                let prepared = self.holdings.prepared.iter();
+                let units: Vec<_> = prepared.map(|(unit, p)| (*unit, p.norm)).collect();
                 self.put_norms_in((generation, step), &units, store_busy, now, effects);
             }
         }

@@ -38,7 +38,7 @@ impl Member {
         self.holdings.note_prepared(generation, step, units);
         let waits_for_go = self.current.as_ref().is_some_and(InPlan::waits_for_go);
         if waits_for_go && !bug!(PutNormsInBeforeGo) {
-            return self.prepared_before_go(now, units, store_busy, effects);
+            return self.prepared_before_go(now, store_busy, effects);
         }
         self.put_norms_in((generation, step), units, store_busy, now, effects);
     }

@@ -70,6 +70,19 @@ fn plan(generation: u64, base: Base, members: &[WorkerId], sources: &[WorkerId])
     })
 }
 
+/// The peer has the first segment, and this worker the second.
+fn two_stages() -> Vec<Stage> {
+    let stage = |worker, start| Stage {
+        recompute: None,
+        worker,
+        segments: SegmentRange {
+            start,
+            end: start + 1,
+        },
+    };
+    vec![stage(PEER, 0), stage(ME, 1)]
+}
+
 fn fixed(id: StateId, decision: Option<Decision>) -> Base {
     Base::Fixed {
         id,

@@ -294,15 +294,7 @@ fn without_parameters_first_nothing_runs_before_go() {
 /// A pipeline of two: the peer computes with unit 0, which only this worker has, and keeps the spare copy of this worker's unit 1.
 fn kept() -> Arc<Plan> {
     let mut plan = Arc::unwrap_or_clone(plan(2, fixed(BASE, None), &[ME], &[ME]));
-    let stage = |worker, start| Stage {
-        recompute: None,
-        worker,
-        segments: SegmentRange {
-            start,
-            end: start + 1,
-        },
-    };
-    plan.shape.pipelines[0].stages = vec![stage(PEER, 0), stage(ME, 1)];
+    plan.shape.pipelines[0].stages = two_stages();
     plan.sources[1].push(PEER);
     plan.keepers = vec![None, Some(PEER)];
     plan.parameters_first = true;

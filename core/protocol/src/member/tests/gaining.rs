@@ -11,15 +11,7 @@ const NEXT: Generation = Generation(2);
 /// A plan with one pipeline, in which the peer holds the unit that this worker will get.
 fn halves() -> Arc<Plan> {
     let mut plan = Arc::unwrap_or_clone(plan(1, fixed(StateId::INITIAL, None), &[ME], &[]));
-    let stage = |worker, start| Stage {
-        recompute: None,
-        worker,
-        segments: SegmentRange {
-            start,
-            end: start + 1,
-        },
-    };
-    plan.shape.pipelines[0].stages = vec![stage(PEER, 0), stage(ME, 1)];
+    plan.shape.pipelines[0].stages = two_stages();
     Arc::new(plan)
 }
 

@@ -12,15 +12,7 @@ const KEPT: Unit = Unit(0);
 /// A plan with one pipeline: the peer holds unit 0 and keeps unit 1; this worker holds unit 1 and keeps unit 0.
 fn kept_plan(generation: u64, base: Base) -> Arc<Plan> {
     let mut plan = Arc::unwrap_or_clone(plan(generation, base, &[ME], &[ME, PEER]));
-    let stage = |worker, start| Stage {
-        recompute: None,
-        worker,
-        segments: SegmentRange {
-            start,
-            end: start + 1,
-        },
-    };
-    plan.shape.pipelines[0].stages = vec![stage(PEER, 0), stage(ME, 1)];
+    plan.shape.pipelines[0].stages = two_stages();
     plan.keepers = vec![Some(ME), Some(PEER)];
     Arc::new(plan)
 }

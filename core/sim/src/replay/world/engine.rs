@@ -71,13 +71,8 @@ impl Host<Replay<'_>> {
 
     /// Sends the parameters that others lack for the step.
     fn send_parameters(&mut self, w: WorkerId, plan: &Plan, step: Step) {
-        if !plan.sends_parameters_in(step) {
-            return;
-        }
-        for unit in plan.layout.all_units() {
-            for to in plan.parameters_receivers(w, unit, step) {
-                self.send((plan.generation, Some(w), to), unit, Content::Parameters, 1.0);
-            }
+        for (unit, to) in plan.parameters_sent_by(w, step) {
+            self.send((plan.generation, Some(w), *to), *unit, Content::Parameters, 1.0);
         }
     }
 
