@@ -50,6 +50,9 @@ pub enum Following {
     Unable,
     /// The worker can follow.
     Able,
+    /// The worker has a copy of each unit that it is to follow, but not yet a later gradient for each. The oldest of them has this many
+    /// steps: if that is what the run has committed, the worker has caught up.
+    Copied(Step),
     /// The worker follows all its units of the plan that it joins, and they are at the run's state, or nearly.
     CaughtUp,
 }

@@ -108,7 +108,7 @@ members::with_mutants_of_members! {
     /// A restore overlooks the newest of several checkpoints.
     OverlookNewestCheckpoint => unit_tests_and_seeds("l", 0),
     /// Holders that are gone are waited for as long as those that are connected and silent.
-    WaitForDeadAsForSilent => seeds("m", 1_200),
+    WaitForDeadAsForSilent => seeds("m", 4_700),
     /// A run is given up while the last checkpoint may still be on its way.
     GiveUpBeforeUploads => UNIT_TESTS,
     /// State is given up although its holders are connected and may still answer.
@@ -224,7 +224,7 @@ members::with_mutants_of_members! {
     /// A coordinator gives steps up before workers can have found it, since earlier ones have waited.
     GiveUpAtTakeOver => UNIT_TESTS,
     /// A damaged checkpoint of the last step is waited for as if it were on its way.
-    IgnoreDamagedEnd => unit_tests_and_seeds("f", 2_900),
+    IgnoreDamagedEnd => unit_tests_and_seeds("f", 3_700),
     /// The last step's state is put again as often as it is found damaged.
     PutAnewForEver => UNIT_TESTS,
     /// How often the last step's state was put again is forgotten with the coordinator that had it put.
@@ -235,6 +235,8 @@ members::with_mutants_of_members! {
     ForgetOddHolders => UNIT_TESTS,
     /// A change is armed before its newcomers have caught up.
     ArmBeforeCaughtUp => UNIT_TESTS,
+    /// Followers count as caught up once they have copies, however old these are.
+    OldCopiesHaveCaughtUp => UNIT_TESTS,
     /// Members follow units that do not fit into their memory beside what they train with.
     FollowWithoutRoom => UNIT_TESTS,
     /// Newcomers that never catch up are waited for without end.

@@ -229,6 +229,10 @@ impl Digest for Following {
             Following::Unable => {}
             Following::Able => d.tag(1),
             Following::CaughtUp => d.tag(2),
+            Following::Copied(step) => {
+                d.tag(3);
+                d.add(step);
+            }
         }
     }
 }

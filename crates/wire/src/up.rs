@@ -197,6 +197,10 @@ fn status_to_wire(status: &Status) -> v1::WorkerStatus {
         parameters_first: status.parameters_first,
         keeping: keeping_to_wire(status.keeping).into(),
         uploads_fail: None,
+        copied_step: match status.following {
+            Following::Copied(step) => Some(step.0),
+            _ => None,
+        },
     }
 }
 
@@ -221,7 +225,8 @@ fn keeping_to_wire(keeping: Keeping) -> v1::Keeping {
 fn following_to_wire(following: Following) -> v1::Following {
     match following {
         Following::Unable => v1::Following::Unable,
-        Following::Able => v1::Following::Able,
+        // The step is a field of its own, which older coordinators ignore.
+        Following::Able | Following::Copied(_) => v1::Following::Able,
         Following::CaughtUp => v1::Following::CaughtUp,
     }
 }
@@ -243,7 +248,10 @@ fn read_status(status: &v1::WorkerStatus) -> Result<Status, WireError> {
         last_step: Step(status.last_step),
         following: match v1::Following::try_from(status.following) {
             Ok(v1::Following::Unable) => Following::Unable,
-            Ok(v1::Following::Able) => Following::Able,
+            Ok(v1::Following::Able) => {
+                let copied = |step| Following::Copied(Step(step));
+                status.copied_step.map_or(Following::Able, copied)
+            }
             Ok(v1::Following::CaughtUp) => Following::CaughtUp,
             Err(_) => return Err(WireError::value(M, "following", status.following, FOLLOWING)),
         },

@@ -15,8 +15,8 @@ use varuna_plan::{Generation, Infeasible, Plan, Prediction, Shape, WorkerId};
 pub(super) const SWITCH: Duration = Duration::from_secs(1);
 /// Maximum size of a unit's state, as a multiple of its gradient's.
 const STATE_OF_GRADIENT: u32 = 4;
-/// Minimum number of steps that followers get. Copies are made between two steps: one after the first step, two after the second, then
-/// four, then eight at a time. If a step takes as long as a gradient takes on the link, a copy takes three steps. After 16 steps a link
+/// Minimum number of steps that followers get. Copies are made between two steps, at most eight at a time for each source, and fewer where
+/// they take longer than a step. If a step takes as long as a gradient takes on the link, a copy takes three steps. After 16 steps a link
 /// that can keep up with the run has caught up; a link that cannot is given up while what was sent is still of use.
 const STEPS_TO_CATCH_UP: u32 = 16;
 
@@ -53,7 +53,12 @@ impl CatchingUp {
         let staying = |w: WorkerId| status(w).is_some_and(|s| !s.draining || known(w));
         let caught_up = |w: WorkerId| {
             let here = status(w).filter(|s| s.generation == generation || s.next == generation);
-            here.is_some_and(|s| s.following == Following::CaughtUp)
+            here.is_some_and(|s| match s.following {
+                Following::CaughtUp => true,
+                // All that it lacks is the gradient of the step that runs now.
+                Following::Copied(step) => step >= shared.progress.best.step || bug!(OldCopiesHaveCaughtUp),
+                Following::Able | Following::Unable => false,
+            })
         };
         let all = !next.following
             || self

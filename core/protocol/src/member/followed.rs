@@ -1,5 +1,6 @@
 //! The bookkeeping of following: what this worker sends to whom, and which units it follows itself. Nothing here asks or sends.
 
+use crate::message::Following;
 use std::collections::{BTreeMap, BTreeSet};
 use varuna_plan::spare_copies::WAITING_GRADIENTS_MAX;
 use varuna_plan::{Decision, StateId, Unit, WorkerId};
@@ -20,24 +21,35 @@ pub(super) struct Followers {
     gradients: BTreeMap<(WorkerId, Unit), u32>,
 }
 
-/// Copies on their way to one follower. They are made between two steps, so one at a time would take as many steps as there are units. The
-/// number is doubled when all earlier copies were sent within a step: a fast link is used, and a slow one costs little memory.
+/// Copies on their way to one follower. They are made between two steps, so one at a time would take as many steps as there are units.
+///
+/// The first commit makes as many as may be. A link that can carry the gradients of all units that the follower needs, step after step, carries
+/// copies of these units within three steps, since a state is three times as large as its gradient: meanwhile no more gradients of a unit
+/// wait behind the copies than may wait. After that a slow link costs less memory: the number is halved if copies take longer than a step,
+/// and doubled if they do not.
 struct Copies {
     on_the_way: BTreeSet<Unit>,
     /// Maximum number of copies on their way.
     most: usize,
-    /// Whether some were still on the way at a commit after the one at which they were made.
+    /// Whether some were still on the way at a commit after the one at which they were made, or had no memory.
     late: bool,
 }
 
 impl Copies {
     /// A step has been committed.
     fn stepped(&mut self) {
-        if !self.on_the_way.is_empty() {
-            self.late = true;
-        } else if !std::mem::take(&mut self.late) {
-            self.most = (self.most * 2).min(COPIES_MAX);
+        let are_late = !self.on_the_way.is_empty();
+        match (self.late, are_late) {
+            (false, true) => self.halve(),
+            (false, false) => self.most = (self.most * 2).min(COPIES_MAX),
+            // That these are late was noted before.
+            (true, _) => {}
         }
+        self.late = are_late;
+    }
+
+    fn halve(&mut self) {
+        self.most = (self.most / 2).max(1);
     }
 
     fn is_full(&self) -> bool {
@@ -78,7 +90,7 @@ impl Followers {
         for (to, unit) in &self.asks {
             let copies = self.copies.entry(*to).or_insert(Copies {
                 on_the_way: BTreeSet::new(),
-                most: 1,
+                most: COPIES_MAX,
                 late: false,
             });
             if !copies.is_full() && can(*to, *unit) {
@@ -115,7 +127,8 @@ impl Followers {
             return;
         };
         if copies.on_the_way.remove(&unit) {
-            (copies.most, copies.late) = ((copies.most / 2).max(1), true);
+            copies.halve();
+            copies.late = true;
             self.gradients.remove(&(to, unit));
             self.asks.insert((to, unit));
         }
@@ -229,15 +242,27 @@ impl Followed {
         self.units.remove(&unit);
     }
 
-    /// Whether all these units have advanced by a gradient, and none is more than a step behind another.
-    pub(super) fn has_caught_up(&self, units: &[Unit]) -> bool {
-        if units.is_empty() {
-            return true;
-        }
+    /// How far these units have come.
+    ///
+    /// They have caught up if all have advanced by a gradient, and none is more than a step behind another.
+    pub(super) fn following(&self, units: &[Unit]) -> Following {
         let followed: Vec<&FollowedUnit> = units.iter().filter_map(|u| self.units.get(u)).collect();
-        let steps = || followed.iter().map(|u| u.at.step.0);
-        let together = steps().min().zip(steps().max()).is_some_and(|(a, b)| b - a <= 1);
-        followed.len() == units.len() && followed.iter().all(|u| u.stepped) && together
+        let steps = || followed.iter().map(|u| u.at.step);
+        let Some((oldest, newest)) = steps().min().zip(steps().max()) else {
+            return if units.is_empty() {
+                Following::CaughtUp
+            } else {
+                Following::Able
+            };
+        };
+        if followed.len() < units.len() {
+            return Following::Able;
+        }
+        let together = newest <= oldest.next();
+        match together && followed.iter().all(|u| u.stepped) {
+            true => Following::CaughtUp,
+            false => Following::Copied(oldest),
+        }
     }
 
     /// The units followed.

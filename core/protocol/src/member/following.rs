@@ -15,15 +15,13 @@ impl Member {
         if !self.config.follows {
             return Following::Unable;
         }
-        let joining = self.current.as_ref().filter(|c| c.follows());
-        let joins = joining.is_some_and(|c| c.followed.has_caught_up(&c.plan.units(self.config.id)));
+        if let Some(joining) = self.current.as_ref().filter(|c| c.follows()) {
+            return joining.followed.following(&joining.plan.units(self.config.id));
+        }
         let changing = self.change.as_ref().filter(|c| c.plan.following);
-        let stays = changing
-            .is_some_and(|c| c.followed.has_caught_up(&self.gained(c)) && self.kept_of_gained_in_step(c));
-        if joins || stays {
-            Following::CaughtUp
-        } else {
-            Following::Able
+        match changing.filter(|c| self.kept_of_gained_in_step(c)) {
+            Some(changing) => changing.followed.following(&self.gained(changing)),
+            None => Following::Able,
         }
     }
 
@@ -121,6 +119,7 @@ impl Member {
                     self.replace(unit, id);
                     effects.push(MemberEffect::Adopt { unit, id });
                 }
+                self.report_status_change(effects);
             }
             MemberInput::Gradient {
                 from, unit, decision, ..
@@ -249,6 +248,7 @@ impl Member {
         self.replace(unit, id);
         self.keep_following(now, from, unit);
         effects.push(MemberEffect::Adopt { unit, id });
+        self.report_status_change(effects);
     }
 
     /// The reduced gradient of a step has arrived, for a unit that this worker follows.

@@ -32,7 +32,7 @@ macro_rules! with_mutants_of_members {
     /// A fence interrupts the optimizer.
     TornApply => unit_tests_and_seeds("b", 0),
     /// Units that the new plan takes away are freed when the plan is accepted.
-    FreeBeforeGo => unit_tests_and_seeds("bcg", 0),
+    FreeBeforeGo => unit_tests_and_seeds("bcgp", 0),
     /// Each member switches at its own next boundary.
     SwitchAlone => UNIT_TESTS,
     /// Workers leave after their last commit.

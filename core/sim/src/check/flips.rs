@@ -7,7 +7,7 @@
 use super::{Checker, Violation, broken};
 use crate::engine::{Held, UnitState};
 use std::collections::{BTreeMap, BTreeSet};
-use varuna_plan::{Plan, StateId, Unit, WorkerId};
+use varuna_plan::{Plan, StateId, Step, Unit, WorkerId};
 use varuna_protocol::Rollback;
 
 /// The effects of flipped bits.
@@ -76,12 +76,17 @@ impl Checker {
         self.flips.tainted.iter().any(|(w, _)| *w == worker)
     }
 
-    /// Changed bits in the plan that others hold rightly; `late`: a comparison may not have come since that step.
+    /// Changed bits in the plan that others hold rightly; `late`: a comparison may not have come since that step. The holders of a plan
+    /// compare nothing before its first step.
     pub(crate) fn unnoticed(&self, plan: &Plan, late: impl Fn(u64) -> bool) -> usize {
+        let ran = (plan.generation, Step(0))..=(plan.generation, Step(u64::MAX));
+        let Some(((_, first), _)) = self.at_step.range(ran).next() else {
+            return 0;
+        };
         let open = |(of, step): &(&(WorkerId, Unit), &u64)| {
             let holders = plan.holders(of.1);
             let right = |w: &WorkerId| !self.flips.tainted.contains(&(*w, of.1));
-            holders.contains(&of.0) && holders.iter().any(right) && !late(**step)
+            holders.contains(&of.0) && holders.iter().any(right) && !late(first.0.max(**step))
         };
         self.flips.changed.iter().filter(open).count()
     }

@@ -132,7 +132,8 @@ fn following() -> impl Strategy<Value = Following> {
     prop_oneof![
         Just(Following::Unable),
         Just(Following::Able),
-        Just(Following::CaughtUp)
+        Just(Following::CaughtUp),
+        any::<u64>().prop_map(|step| Following::Copied(Step(step)))
     ]
 }
 

@@ -229,6 +229,19 @@ fn a_change_waits_until_its_newcomers_have_caught_up() {
     assert!(rig.has_said_caught_up(), "once: {:?}", rig.events);
 }
 
+/// What a newcomer lacks then is only the gradient of the step that runs, which it would lack after any later step, too.
+#[test]
+fn newcomer_with_copies_of_the_present_state_has_caught_up() {
+    let mut rig = Rig::growing(true);
+    rig.train_on(Duration::from_millis(400), Following::Able);
+    let run = rig.machine.shared.progress.best.step;
+    assert!(run > Step(0));
+    rig.say(B, newcomer(Following::Copied(Step(run.0 - 1))));
+    assert!(!rig.is_armed(), "a gradient is on its way to it");
+    rig.say(B, newcomer(Following::Copied(run)));
+    assert!(rig.is_armed() && !rig.is_late());
+}
+
 #[test]
 fn slow_followers_are_awaited_for_a_limited_time() {
     let mut rig = Rig::growing(true);

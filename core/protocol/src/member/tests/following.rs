@@ -1,5 +1,6 @@
 //! Following, on both sides: what a source sends and when, and what a new worker accepts.
 
+use super::super::followed::Followers;
 use super::*;
 use crate::message::Following;
 use crate::message::PeerMessage::Follow;
@@ -115,50 +116,78 @@ impl Rig {
 }
 
 #[test]
-fn source_sends_one_copy_and_then_raw_gradients() {
+fn source_sends_copies_and_then_raw_gradients() {
     let mut rig = Rig::followed();
     let (concluded, committed) = rig.step(0, 0);
     assert_eq!(forwarded(&concluded), [0_u32; 0], "no copy was made yet");
     let one = rig.member.status().at;
-    assert_eq!(copies(&committed), [(0, one)]);
+    assert_eq!(copies(&committed), [(0, one), (1, one)]);
     let place = |e: &[MemberEffect], of: fn(&MemberEffect) -> bool| e.iter().position(of).unwrap();
     let run = place(&committed, |e| matches!(e, MemberEffect::Run { .. }));
     assert!(place(&committed, |e| matches!(e, MemberEffect::Copy { .. })) < run);
     let (concluded, committed) = rig.step(1, 0);
-    assert_eq!(forwarded(&concluded), [0]);
-    assert_eq!(copies(&committed), [], "the first is on its way");
+    assert_eq!(forwarded(&concluded), [0, 1]);
+    assert_eq!(copies(&committed), []);
     let forward = place(&concluded, |e| matches!(e, MemberEffect::Forward { .. }));
     let apply = place(&concluded, |e| matches!(e, MemberEffect::Apply { .. }));
     assert!(forward < apply, "the optimizer scales the gradient in place");
-    rig.copy_sent(0);
-    let (concluded, committed) = rig.step(2, 0);
-    assert_eq!(forwarded(&concluded), [0]);
-    assert_eq!(copies(&committed), [(1, rig.member.status().at)]);
-    assert_eq!(forwarded(&rig.step(3, 0).0), [0, 1]);
+}
+
+#[test]
+fn as_many_copies_are_on_their_way_as_the_link_carries_in_a_step() {
+    let mut followers = Followers::default();
+    for unit in 0..40 {
+        followers.ask(NEWCOMER, Unit(unit), false);
+    }
+    let mut made = |sent: &[Unit]| {
+        sent.iter().for_each(|unit| followers.copy_sent(NEWCOMER, *unit));
+        let next = followers.next_copies(|_, _| true);
+        next.into_iter().map(|(_, unit)| unit).collect::<Vec<_>>()
+    };
+    let first = made(&[]);
+    assert_eq!(first.len(), 8);
+    assert_eq!(made(&first[..1]), [], "the others are late");
+    let second = made(&first[..7]);
+    assert_eq!(
+        second.len(),
+        3,
+        "half as many from now on, together with the last of the first"
+    );
+    let third = made(&[&first[7..], &second].concat());
+    assert_eq!(third.len(), 4, "those were late, too");
+    let fourth = made(&third);
+    assert_eq!(fourth.len(), 8, "these were sent within a step");
+    // There is no memory for half of them.
+    let (copied, not_copied) = fourth.split_at(4);
+    not_copied
+        .iter()
+        .for_each(|unit| followers.not_copied(NEWCOMER, *unit));
+    copied
+        .iter()
+        .for_each(|unit| followers.copy_sent(NEWCOMER, *unit));
+    assert_eq!(followers.next_copies(|_, _| true).len(), 1);
 }
 
 #[test]
 fn copy_without_memory_is_made_after_a_later_commit() {
     let mut rig = Rig::followed();
     let (_, committed) = rig.step(0, 0);
-    assert_eq!(copies(&committed).len(), 1);
+    assert_eq!(copies(&committed).len(), 2);
+    rig.copy_sent(1);
     rig.put(MemberInput::NotCopied(NEXT, NEWCOMER, Unit(0)));
     let (concluded, committed) = rig.step(1, 0);
     assert_eq!(
         forwarded(&concluded),
-        [0_u32; 0],
+        [1],
         "without the copy a gradient is of no use"
     );
     assert_eq!(copies(&committed), [(0, rig.member.status().at)]);
-    // Both units are left: one at a time, since there was no memory for more.
-    rig.put(MemberInput::NotCopied(NEXT, NEWCOMER, Unit(0)));
-    assert_eq!(copies(&rig.step(2, 0).1).len(), 1);
     rig.copy_sent(0);
     // An answer that comes late is about no copy that is on its way.
     rig.put(MemberInput::NotCopied(NEXT, NEWCOMER, Unit(0)));
-    let (concluded, committed) = rig.step(3, 0);
-    assert_eq!(forwarded(&concluded), [0]);
-    assert_eq!(copies(&committed), [(1, rig.member.status().at)]);
+    let (concluded, committed) = rig.step(2, 0);
+    assert_eq!(forwarded(&concluded), [0, 1]);
+    assert_eq!(copies(&committed), []);
 }
 
 #[test]
@@ -189,9 +218,10 @@ fn slow_follower_gets_nothing_until_it_asks_again() {
     let mut rig = Rig::followed();
     rig.step(0, 0);
     for step in 1..=4 {
-        assert_eq!(forwarded(&rig.step(step, 0).0), [0], "step {step}");
+        assert_eq!(forwarded(&rig.step(step, 0).0), [0, 1], "step {step}");
+        rig.gradient_sent(1);
     }
-    assert_eq!(forwarded(&rig.step(5, 0).0), [0_u32; 0], "four wait");
+    assert_eq!(forwarded(&rig.step(5, 0).0), [1], "four wait");
     let held = Some(rig.member.status().at);
     let unit = Unit(0);
     rig.copy_sent(0);
@@ -214,6 +244,7 @@ fn what_was_sent_in_time_makes_room_for_more() {
 fn followed_unit_is_not_sent_again_at_the_switch() {
     let mut rig = Rig::followed();
     rig.step(0, 0);
+    rig.put(MemberInput::NotCopied(NEXT, NEWCOMER, Unit(1)));
     rig.order(Order::Arm { generation: NEXT });
     let (concluded, committed) = rig.step(1, 2);
     assert_eq!(forwarded(&concluded), [0]);
@@ -231,7 +262,7 @@ fn fence_before_commit_ends_following() {
     rig.step(0, 0);
     rig.prepare(1);
     let concluded = rig.peer_norm(1, 0);
-    assert_eq!(forwarded(&concluded), [0]);
+    assert_eq!(forwarded(&concluded), [0, 1]);
     let decision = apply(&concluded).unwrap();
     let upto = NEXT;
     assert_eq!(inventory(&rig.order(Order::Fence { upto })), None);
@@ -253,7 +284,7 @@ fn newcomer_reaches_the_base_by_gradients() {
     assert!(!rig.member.status().based);
     assert_eq!(
         rig.member.status().following,
-        Following::Able,
+        Following::Copied(one.id.step),
         "no gradient has come"
     );
     let two = after(one.id, None);

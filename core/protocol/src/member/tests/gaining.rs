@@ -118,8 +118,11 @@ fn a_member_follows_what_a_change_gives_it_while_it_trains() {
         unit: GAINED,
         id: one.id
     }));
+    let told = |e: &MemberEffect| matches!(e, MemberEffect::Report(Report::Status(s)) if s.following == Following::Copied(one.id.step));
+    assert!(taken.iter().any(told), "{taken:?}");
     rig.loaded(GAINED.0, one.id);
-    assert_eq!(rig.member.status().following, Following::Able, "no gradient came");
+    let copied = Following::Copied(one.id.step);
+    assert_eq!(rig.member.status().following, copied, "no gradient came");
     let (two, committed) = rig.commit_step(1, 0);
     assert!(committed.iter().any(|e| matches!(e, MemberEffect::Run { .. })));
     assert_eq!(applied(&rig.followed_gradient(NEXT, two)), [two.id]);

@@ -169,12 +169,14 @@ fn a_small_trace_reads_like_this() {
 fn longer_notice_is_never_worse() {
     let of = |notice_s| replay(&trace(CALM), &Setup { notice_s, ..setup() }).unwrap();
     let mut before = 0.0;
-    // The node is idle for the last one or two seconds of the notice. With two of four nodes this is 0.2 % of the trace.
+    // The node is idle for the last one or two seconds of the notice. With two of four nodes this is 0.2 % of the trace. And whole steps
+    // count: the one that runs at the end may be finished or not.
     for notice_s in [0.0, 0.5, 5.0, 15.0, 30.0, 60.0, 119.0] {
         let report = of(notice_s);
         sums_up(&report);
+        let whole_step = report.goodput / report.steps as f64;
         assert!(
-            report.goodput >= before - 2e-3,
+            report.goodput >= before - 2e-3 - whole_step,
             "{notice_s} s: {} after {before}",
             report.goodput
         );
