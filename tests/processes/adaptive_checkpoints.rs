@@ -20,6 +20,7 @@ fn complete(store: &Path) -> impl Iterator<Item = u64> {
 
 #[test]
 fn a_loss_of_state_makes_checkpoints_more_frequent() {
+    let mut steps_to_checkpoint = 0;
     for (more, is_adaptive) in [("", true), (", adaptive: false", false)] {
         let store = TempDir::new().unwrap();
         let job = JobFile {
@@ -48,12 +49,13 @@ fn a_loss_of_state_makes_checkpoints_more_frequent() {
         let from = resumed["base"]["step"].as_u64().unwrap();
         let later = |_: &Run| complete(store.path()).find(|step| *step > from);
         if is_adaptive {
-            run.wait_for("a checkpoint before that of the interval", later);
+            let saved = run.wait_for("a checkpoint before that of the interval", later);
+            steps_to_checkpoint = saved - from;
             run.wait_for("the word that there are more", |run| {
                 event(run, "checkpointInterval")
             });
         } else {
-            run.wait_for_step(from + 500);
+            run.wait_for_step(from + 2 * steps_to_checkpoint);
             assert_eq!(later(&run), None);
         }
     }
