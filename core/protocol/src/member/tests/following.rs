@@ -134,7 +134,7 @@ fn source_sends_copies_and_then_raw_gradients() {
 }
 
 #[test]
-fn as_many_copies_are_on_their_way_as_the_link_carries_in_a_step() {
+fn as_many_copies_are_sent_as_the_link_carries_in_a_step() {
     let mut followers = Followers::default();
     for unit in 0..40 {
         followers.ask(NEWCOMER, Unit(unit), false);
