@@ -16,7 +16,10 @@ use varuna_plan::{
     Base, Decision, Generation, Layout, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec, SegmentRange,
     Shape, Stage, StateId, Step, Unit, WorkerId,
 };
-use varuna_protocol::{Inventory, MemoryShortage, Order, Prepared, Report, Suspicion, Versions};
+use varuna_protocol::{
+    Following, Inventory, Keeping, MemoryShortage, Order, Phase, Prepared, Report, Status, Suspicion,
+    Versions,
+};
 use varuna_wire::{
     Downward, EncodedPlans, PROTOCOL_VERSION, UPLOADS_FAIL_BYTES_MAX, Upward, VERSIONS, Welcome, WireError,
     v1,
@@ -98,6 +101,35 @@ fn earlier_keeper_counts_as_able() {
         ..v1::WorkerStatus::default()
     };
     assert_eq!(in_step.encode_to_vec(), [12 << 3, 2]);
+}
+
+/// A coordinator that does not know the field waits for such a worker.
+#[test]
+fn worker_with_copies_is_able_to_an_older_coordinator() {
+    let said = |following| {
+        let status = Status {
+            generation: Generation(2),
+            fenced: Generation(0),
+            phase: Phase::Loading,
+            based: false,
+            connected: true,
+            next: Generation(0),
+            next_connected: false,
+            at: StateId::INITIAL,
+            draining: false,
+            last_step: Step(9),
+            following,
+            keeping: Keeping::Able,
+            parameters_first: false,
+        };
+        Upward::Report(Report::Status(status)).to_wire()
+    };
+    let mut copied = said(Following::Copied(Step(5)));
+    let Some(v1::up::Message::Status(status)) = &mut copied.message else {
+        panic!("{copied:?}");
+    };
+    assert_eq!(status.copied_step.take(), Some(5));
+    assert_eq!(copied, said(Following::Able));
 }
 
 #[test]

@@ -281,6 +281,11 @@ fn newcomer_reaches_the_base_by_gradients() {
     assert_eq!(asked, [follow(Unit(0)), follow(Unit(1))]);
     let one = after(first, None);
     rig.take_copies(one);
+    let copied = |s: &Status| s.following == Following::Copied(one.id.step);
+    assert!(
+        rig.member.reported.as_ref().is_some_and(copied),
+        "the coordinator is told"
+    );
     assert!(!rig.member.status().based);
     assert_eq!(
         rig.member.status().following,
