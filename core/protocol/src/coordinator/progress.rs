@@ -29,6 +29,8 @@ pub(super) struct UnreportedCommits {
     misses: usize,
     /// Number of workers that may know it.
     candidates: usize,
+    /// The greatest state that was known when the first of them was asked: later commits may be known to those who did not know these.
+    asked_up_to: Option<StateId>,
 }
 
 /// The fewest and the most workers that are asked for a commit before it is left out: otherwise everyone who may know it is asked. Among
@@ -85,9 +87,13 @@ impl Progress {
         Some((since, self.unreported_commits.misses))
     }
 
-    /// Notes how many workers may know the commits that were not reported.
-    pub(super) fn note_candidates(&mut self, count: usize) {
-        self.unreported_commits.candidates = count;
+    /// Notes how many workers may know the commits that were not reported. One of them is asked now.
+    pub(super) fn note_asked(&mut self, candidates: usize) {
+        let unreported = &mut self.unreported_commits;
+        unreported.candidates = candidates;
+        if unreported.misses == 0 {
+            unreported.asked_up_to = Some(self.best);
+        }
     }
 
     /// Takes the commits after `after` that a worker reported, and returns those to be published. `alone`: only this worker was asked, so
@@ -115,8 +121,9 @@ impl Progress {
             if self.unreported_commits.misses < self.unreported_commits.candidates.clamp(least, most) {
                 return Vec::new();
             }
-            if reported.is_empty() {
-                self.commits.before = Some(self.best);
+            let nobody_knows = self.unreported_commits.asked_up_to;
+            if let Some(upto) = nobody_knows.filter(|upto| reported.is_empty() && upto.step > known) {
+                self.commits.before = Some(upto);
                 self.commits.last = None;
             }
         }

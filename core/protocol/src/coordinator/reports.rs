@@ -253,7 +253,7 @@ impl Shared {
             .map(|(w, _)| (trained_from(w).unwrap_or(Step(u64::MAX)), w))
             .collect();
         knowing.sort_unstable();
-        self.progress.note_candidates(knowing.len());
+        self.progress.note_asked(knowing.len());
         if let Some((_, to)) = knowing.get(misses % knowing.len().max(1)) {
             self.outbox.order(turn, *to, Order::Tell { after });
         }

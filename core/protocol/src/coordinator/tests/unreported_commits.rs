@@ -112,3 +112,53 @@ fn who_knows_nothing_more_is_fenced_and_asked_nothing() {
     rig.say(A, suspect(1, B));
     assert!(!rig.sent.iter().any(|(_, o)| matches!(o, Order::Tell { .. })));
 }
+
+/// Found by a real run that went on from another job's checkpoint: the first step was committed while the workers, one after the other,
+/// still answered that they knew of nothing before it.
+#[test]
+fn commit_made_while_others_are_asked_is_published() {
+    let mut rig = Rig::training(&[A, B, C]);
+    for w in [A, B, C] {
+        rig.status(w, 1, Phase::Running, state(1, 20));
+    }
+    let tell = |rig: &Rig| {
+        rig.sent.iter().rev().find_map(|(to, order)| match order {
+            Order::Tell { after } => Some((*to, after.0)),
+            _ => None,
+        })
+    };
+    for number in 0..3 {
+        rig.sent.clear();
+        rig.wait(50);
+        let (to, after) = tell(&rig).expect("a worker is asked");
+        assert_eq!(after, 0);
+        if number == 2 {
+            rig.say(
+                A,
+                Report::Committed {
+                    decision: decision(21),
+                },
+            );
+        }
+        let nothing = Report::Commits {
+            after: Step(after),
+            decisions: vec![],
+        };
+        rig.say(to, nothing);
+    }
+    assert!(published(&rig).is_empty());
+    rig.sent.clear();
+    rig.status(A, 1, Phase::Running, state(1, 21));
+    rig.wait(50);
+    let (to, after) = tell(&rig).expect("step 21 is asked for");
+    assert_eq!(after, 20, "nobody knows the steps before");
+    let decisions = vec![decision(21)];
+    rig.say(
+        to,
+        Report::Commits {
+            after: Step(20),
+            decisions,
+        },
+    );
+    assert_eq!(published(&rig), [21]);
+}
