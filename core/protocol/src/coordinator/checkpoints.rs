@@ -28,10 +28,10 @@ pub(super) struct Checkpoints {
     /// The newest of the others in the store, and when it appeared: on the clock with the skipped time.
     regular: Option<(StateId, Time)>,
     list_at: Time,
-    /// The longest recent time from ordering a checkpoint until the store showed it; each later checkpoint halves the influence of earlier
-    /// ones. If the members' regular checkpoint came first, the order took no time.
+    /// The longest recent time from the commit of a state until the store showed its checkpoint; each later checkpoint halves the influence
+    /// of earlier ones.
     took: Option<Duration>,
-    /// The time at which the member leaves before whose end the last checkpoint was ordered.
+    /// The time at which the member leaves before whose end a last checkpoint was ordered.
     saved_before: Option<Time>,
     /// What is known about the checkpoint of the last step.
     pub(super) last: FinalCheckpoint,
@@ -43,8 +43,9 @@ struct Request {
     after: Option<Step>,
     /// Generation of the order.
     generation: Generation,
-    /// Time of the order.
-    at: Time,
+    ordered_at: Time,
+    /// When a state beyond that step was first known to be committed.
+    committed_at: Option<Time>,
     purpose: Purpose,
 }
 
@@ -53,7 +54,8 @@ struct Request {
 pub(super) enum Purpose {
     /// The job's interval, a notice, or a user.
     Regular,
-    /// Only the losses of workers so far. Such a checkpoint is kept for a shorter time.
+    /// Only losses of workers: those so far, or one that is announced and for which there is a regular checkpoint already. Such a checkpoint
+    /// is kept for a shorter time.
     Losses,
 }
 
@@ -67,7 +69,8 @@ impl Checkpoints {
         self.request = Some(Request {
             after: None,
             generation: Generation(0),
-            at: Time(0),
+            ordered_at: Time(0),
+            committed_at: None,
             purpose,
         });
     }
@@ -105,7 +108,7 @@ impl Checkpoints {
         self.skipped = self.skipped.saturating_add(time);
     }
 
-    /// The longest recent time from ordering a checkpoint until the store showed it. None if none was ordered yet.
+    /// The longest recent time from the commit of a state until the store showed its checkpoint. None if none was ordered yet.
     pub(super) fn took(&self) -> Option<Duration> {
         self.took
     }
@@ -140,7 +143,8 @@ impl Checkpoints {
         };
         if let Some(request) = self.request.take_if(|r| is_there(r)) {
             let before = self.took.unwrap_or_default() / 2;
-            self.took = Some(now.since(request.at).max(before));
+            let since = request.committed_at.unwrap_or(request.ordered_at);
+            self.took = Some(now.since(since).max(before));
             let made = list.iter().filter(|id| request.after < Some(id.step)).min();
             let extra =
                 made.filter(|id| request.purpose == Purpose::Losses && !self.is_due(**id, clock, config));
@@ -166,24 +170,37 @@ impl Checkpoints {
             || config.save_every.is_some_and(|every| clock.since(at) >= every)
     }
 
-    /// Whether a checkpoint that is ordered now is the last one that can be complete before a member leaves at `leaves_at`; true once for
-    /// each such time. It begins at the end of the step after the running one, and is expected to take as long as recent ones, plus half of
-    /// that in reserve.
-    pub(super) fn is_last_before(&mut self, now: Time, leaves_at: Time, step: Duration) -> bool {
-        let Some(took) = self.took else {
-            return false;
-        };
-        let lead = step * 2 + took + took / 2;
-        let due = now < leaves_at && now.after(lead) >= leaves_at;
-        due && self.saved_before.replace(leaves_at) != Some(leaves_at)
+    /// The checkpoint to order now because a member leaves at `leaves_at`. The first one is ordered when two steps and the checkpoint just
+    /// fit, since it may begin a step late; it is expected to take as long as recent ones, and half of that is kept in reserve. Once that is
+    /// complete, more follow for as long as they can be complete in time: they need no reserve. `step_ends`: when the running step is
+    /// expected to end; `step`: what a step takes.
+    pub(super) fn due_before(
+        &mut self,
+        now: Time,
+        leaves_at: Time,
+        step_ends: Time,
+        step: Duration,
+    ) -> Option<Purpose> {
+        let took = self.took.filter(|_| now < leaves_at)?;
+        if self.saved_before != Some(leaves_at) {
+            let lead = step * 2 + took + took / 2;
+            let is_due = now.after(lead) >= leaves_at;
+            return is_due.then(|| {
+                self.saved_before = Some(leaves_at);
+                Purpose::Regular
+            });
+        }
+        let in_time = step_ends.after(took) <= leaves_at;
+        (in_time && self.request.is_none()).then_some(Purpose::Losses)
     }
 
-    /// The step beyond which members of the generation have to make a checkpoint, if one is requested. `reached`: the step that they have
-    /// reached.
+    /// The step beyond which members of the generation have to make a checkpoint, if one is requested. `committed`: the step that is known to
+    /// be committed; `reached`: the step that the members have reached.
     pub(super) fn wanted_after(
         &mut self,
         now: Time,
         generation: Generation,
+        committed: Option<Step>,
         reached: impl FnOnce() -> Step,
     ) -> Option<Step> {
         let request = self.request.as_mut()?;
@@ -192,9 +209,12 @@ impl Checkpoints {
             *request = Request {
                 after: Some(reached()),
                 generation,
-                at: now,
+                ordered_at: now,
+                committed_at: None,
                 purpose: request.purpose,
             };
+        } else if committed > request.after {
+            request.committed_at.get_or_insert(now);
         }
         request.after
     }

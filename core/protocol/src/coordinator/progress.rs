@@ -263,6 +263,14 @@ impl Commits {
     pub(super) fn mean_step_time(&self) -> Option<Duration> {
         self.mean_step_time
     }
+
+    /// When the next commit is expected: a mean step after the last one, but not before now.
+    pub(super) fn next_at(&self, now: Time) -> Time {
+        let step = self.mean_step_time.unwrap_or_default();
+        self.last
+            .map_or(now.after(step), |(_, at)| at.after(step).max(now))
+    }
+
     /// Whether any step was published.
     fn anything(&self) -> bool {
         self.before.is_some_and(|b| b != StateId::INITIAL) || !self.newest.is_empty()

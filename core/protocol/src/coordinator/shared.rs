@@ -126,9 +126,13 @@ impl Shared {
         // A member may still train shortly before it leaves, because there is no plan without it. Steps after the last checkpoint would be
         // lost with it.
         let first = self.roster.first_leaves_at(|w| target.has(w));
-        let step = self.progress.commits.mean_step_time().unwrap_or_default();
-        if first.is_some_and(|at| self.checkpoints.is_last_before(turn.now, at, step)) {
-            self.want_checkpoint();
+        if let Some(leaves_at) = first.filter(|_| self.config.final_checkpoint) {
+            let step = self.progress.commits.mean_step_time().unwrap_or_default();
+            let step_ends = self.progress.commits.next_at(turn.now);
+            let due = self.checkpoints.due_before(turn.now, leaves_at, step_ends, step);
+            if let Some(purpose) = due {
+                self.checkpoints.request(purpose);
+            }
         }
         let members = target.members();
         // A status may be a second old; each commit is reported. A checkpoint of a step between both would not have what was reached when it
@@ -140,7 +144,7 @@ impl Shared {
         };
         let Some(after) = self
             .checkpoints
-            .wanted_after(turn.now, target.generation, reached)
+            .wanted_after(turn.now, target.generation, committed, reached)
         else {
             return;
         };

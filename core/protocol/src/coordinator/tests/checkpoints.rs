@@ -137,8 +137,37 @@ fn timed_checkpoint_does_not_replace_one_on_its_way() {
     }
 }
 
-#[test]
-fn last_checkpoint_before_a_known_end_is_as_late_as_possible() {
+/// B has notice and leaves after 20 s, and there is no plan without it. A step takes 500 ms, and its checkpoint is complete this long after
+/// it. Returns the step after which each checkpoint is ordered, with the time from the order until the member's end, and that end.
+fn ordered_before_an_end(rig: &mut Rig, saved_after: Duration) -> (Vec<(u64, Duration)>, Time) {
+    rig.train_both(Duration::from_secs(3));
+    let end = rig.now.after(Duration::from_secs(20));
+    rig.put(CoordinatorInput::Notice {
+        worker: B,
+        leaves_in: Some(end.since(rig.now)),
+    });
+    let mut ordered: Vec<(u64, Duration)> = vec![];
+    let mut reported = 0;
+    while rig.now < end {
+        let complete = rig.now.since(Time(0)).saturating_sub(saved_after).as_millis() / 500;
+        rig.complete = vec![state(1, u64::try_from(complete).unwrap())];
+        rig.train_both(Duration::from_millis(100));
+        while reported < rig.now.0 / 500_000_000 {
+            reported += 1;
+            let decision = unreported_commits::decision(reported);
+            rig.say(A, Report::Committed { decision });
+        }
+        for (_, after) in saves(rig) {
+            if ordered.iter().all(|(known, _)| *known != after) {
+                ordered.push((after, end.since(rig.now)));
+            }
+        }
+    }
+    (ordered, end)
+}
+
+/// A run of two workers that has a store and needs both.
+fn of_two_with_a_store() -> Rig {
     let mut config = CoordinatorConfig {
         final_checkpoint: true,
         min_workers: 2,
@@ -146,31 +175,41 @@ fn last_checkpoint_before_a_known_end_is_as_late_as_possible() {
         ..config()
     };
     config.timing.following = Duration::from_secs(60);
-    let mut rig = Rig::training_with(config, &[A, B]);
-    rig.train_both(Duration::from_secs(3));
-    let end = rig.now.after(Duration::from_secs(20));
-    rig.put(CoordinatorInput::Notice {
-        worker: B,
-        leaves_in: Some(end.since(rig.now)),
-    });
-    // The steps after which checkpoints are ordered, each with the time from the first order until the member's end.
-    let mut ordered: Vec<(u64, Duration)> = vec![];
-    while rig.now < end {
-        // The checkpoint of a step is complete 2 s after the step.
-        rig.complete = vec![state(1, (rig.now.0 - 2_000_000_000) / 500_000_000)];
-        rig.train_both(Duration::from_millis(100));
-        for (_, after) in saves(&mut rig) {
-            if ordered.iter().all(|(known, _)| *known != after) {
-                ordered.push((after, end.since(rig.now)));
-            }
-        }
-    }
+    Rig::training_with(config, &[A, B])
+}
+
+#[test]
+fn last_checkpoint_before_a_known_end_is_as_late_as_possible() {
+    let mut rig = of_two_with_a_store();
+    let (ordered, _) = ordered_before_an_end(&mut rig, Duration::from_secs(2));
     let [(_, first), (_, last)] = ordered[..] else {
         panic!("two: {ordered:?}");
     };
     assert!(first > Duration::from_secs(19), "with the notice: {first:?}");
     let taken = Duration::from_millis(2_500);
     assert!(last > taken && last < taken * 2, "{last:?}");
+}
+
+#[test]
+fn checkpoints_before_a_known_end_are_repeated_while_there_is_time() {
+    let mut rig = of_two_with_a_store();
+    let took = Duration::from_millis(200);
+    let (ordered, end) = ordered_before_an_end(&mut rig, took);
+    let [(_, first), (_, early), ref repeated @ ..] = ordered[..] else {
+        panic!("at least two: {ordered:?}");
+    };
+    assert!(first > Duration::from_secs(19), "with the notice: {first:?}");
+    assert!(early < Duration::from_secs(2), "{early:?}");
+    let (after, _) = *repeated.last().expect("a later one");
+    let committed = Time((after + 1) * 500_000_000);
+    assert!(committed.after(took) < end, "it is complete in time: {ordered:?}");
+    let next = committed.after(Duration::from_millis(500));
+    assert!(next.after(took) > end, "none later would be: {ordered:?}");
+    let extra = rig.machine.extra_checkpoints();
+    assert!(
+        !extra.is_empty() && extra.iter().all(|id| id.step.0 > ordered[1].0 + 1),
+        "{extra:?}"
+    );
 }
 
 fn at_a_damaged_end() -> Rig {

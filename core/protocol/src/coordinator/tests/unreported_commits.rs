@@ -3,7 +3,7 @@
 use super::*;
 use varuna_plan::Decision;
 
-fn decision(step: u64) -> Decision {
+pub(super) fn decision(step: u64) -> Decision {
     Decision {
         parent: match step {
             1 => StateId::INITIAL,

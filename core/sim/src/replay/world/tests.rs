@@ -216,7 +216,7 @@ fn checkpoint_saves_the_last_steps_if_all_leave_with_notice() {
         all.map(|r| r.rolled_back_steps).sum::<u64>()
     };
     let (unnoticed, noticed) = (back(0.0), back(60.0));
-    assert!(noticed <= 4 && unnoticed > 2 * noticed, "{unnoticed}, {noticed}");
+    assert!(noticed <= 3 && unnoticed > 2 * noticed, "{unnoticed}, {noticed}");
 }
 
 #[test]
