@@ -48,6 +48,12 @@ def memory(report):
     return " / ".join(f"{peak / 2**30:.2f} ({100 * peak / device:.0f} %)" for peak in peaks)
 
 
+def checkpoints(report):
+    """How many checkpoints were made, and how long one was on its way to the store, in per cent of the time."""
+    made = report["checkpoints"]
+    return f"{made['count']} ({100 * made['uploadS'] / report['seconds']:.1f} %)"
+
+
 def row(name, notice, report):
     loss = {entry["cause"]: entry["percent"] for entry in report["losses"]}
     goodputs = [100 * g for g in report["goodputBySeed"]]
@@ -57,7 +63,7 @@ def row(name, notice, report):
     rest = sum(loss.values()) - sum(parts)
     cells = " | ".join(f"{part:.2f}" for part in [*parts, rest])
     sent = " | ".join(f"{report[field] / 1e12:.2f}" for field in ("movedBytes", "gradientBytes"))
-    line = f"| {name} | {notice} | **{mean:.2f}** ({min(goodputs):.2f} - {max(goodputs):.2f}) | {cells} | {len(ran)} | {sent} | {memory(report)} |"
+    line = f"| {name} | {notice} | **{mean:.2f}** ({min(goodputs):.2f} - {max(goodputs):.2f}) | {cells} | {len(ran)} | {sent} | {memory(report)} | {checkpoints(report)} |"
     return mean, line
 
 
@@ -76,8 +82,8 @@ def report(programs, profile):
     lines = [
         "| trace | notice | goodput, %, mean of five seeds (range) | transfer | choice | rollback | detect, plan, connect "
         "| unfinished | other | changes | state sent, TB | gradients for followers, TB "
-        "| memory to follow, GiB (of a device): any worker / beside training |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| memory to follow, GiB (of a device): any worker / beside training | checkpoints (one on its way, of the time) |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     results, peers = {}, {}
     for short, trace, name in TRACES:

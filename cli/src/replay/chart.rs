@@ -99,7 +99,7 @@ fn losses(area: &Area, report: &Report) -> Drawn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use varuna_sim::replay::{Cause, ExtraMemory};
+    use varuna_sim::replay::{Cause, CheckpointsMade, ExtraMemory};
 
     #[test]
     fn the_chart_has_both_panels_and_names_what_was_lost() {
@@ -125,6 +125,7 @@ mod tests {
             moved_bytes: 0.0,
             gradient_bytes: 0.0,
             extra_memory: ExtraMemory::default(),
+            checkpoints: CheckpointsMade::default(),
             losses: vec![
                 loss(Cause::Transfer, 8.0),
                 loss(Cause::Plan, 2.0),
@@ -166,6 +167,7 @@ mod tests {
             moved_bytes: 0.0,
             gradient_bytes: 0.0,
             extra_memory: ExtraMemory::default(),
+            checkpoints: CheckpointsMade::default(),
             losses: Vec::new(),
             reconfigurations: Vec::new(),
             timeline: Vec::new(),

@@ -194,26 +194,20 @@ impl Checkpoints {
         (in_time && self.request.is_none()).then_some(Purpose::Losses)
     }
 
-    /// The step beyond which members of the generation have to make a checkpoint, if one is requested. `committed`: the step that is known to
-    /// be committed; `reached`: the step that the members have reached.
-    pub(super) fn wanted_after(
-        &mut self,
-        now: Time,
-        generation: Generation,
-        committed: Option<Step>,
-        reached: impl FnOnce() -> Step,
-    ) -> Option<Step> {
+    /// The step beyond which members of the generation have to make a checkpoint, if one is requested. `reached`: the step that they are known
+    /// to have committed.
+    pub(super) fn wanted_after(&mut self, now: Time, generation: Generation, reached: Step) -> Option<Step> {
         let request = self.request.as_mut()?;
         // The workers that were ordered to save may be gone, and steps may have been given up: only a state of this generation counts.
         if request.after.is_none() || request.generation != generation {
             *request = Request {
-                after: Some(reached()),
+                after: Some(reached),
                 generation,
                 ordered_at: now,
                 committed_at: None,
                 purpose: request.purpose,
             };
-        } else if committed > request.after {
+        } else if Some(reached) > request.after {
             request.committed_at.get_or_insert(now);
         }
         request.after

@@ -18,7 +18,7 @@ use crate::message::{Order, Time};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use varuna_plan::spare_copies::SpareCopyDecision;
-use varuna_plan::{Base, Generation, Plan, Planner, StateId};
+use varuna_plan::{Base, Generation, Plan, Planner, StateId, Step};
 
 /// The part of the coordinator's state that all modes share.
 pub(super) struct Shared {
@@ -134,21 +134,13 @@ impl Shared {
                 self.checkpoints.request(purpose);
             }
         }
-        let members = target.members();
-        // A status may be a second old; each commit is reported. A checkpoint of a step between both would not have what was reached when it
-        // was wanted.
-        let committed = self.reached_in_force().map(|state| state.step);
-        let reached = || {
-            let at = members.iter().filter_map(|w| self.roster.status(*w));
-            at.map(|s| s.at.step).chain(committed).max().unwrap_or_default()
-        };
-        let Some(after) = self
+        // The members' statuses may be of steps that were given up. A checkpoint would then be made after each step until those are reached.
+        let reached = self.reached_in_force().map_or(Step(0), |state| state.step);
+        let wanted = self
             .checkpoints
-            .wanted_after(turn.now, target.generation, committed, reached)
-        else {
-            return;
-        };
-        for to in turn.scope.among(members) {
+            .wanted_after(turn.now, target.generation, reached);
+        let Some(after) = wanted else { return };
+        for to in turn.scope.among(target.members()) {
             self.outbox.order(turn, *to, Order::Save { after });
         }
         if self

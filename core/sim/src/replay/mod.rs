@@ -19,7 +19,7 @@ mod world;
 pub use ideal::Ideal;
 pub use ledger::Cause;
 pub use parts::{PartsError, RecoveryParts};
-pub use report::{ExtraMemory, Loss, MemoryPeak, PlanCause, Point, Reconfiguration, Report};
+pub use report::{CheckpointsMade, ExtraMemory, Loss, MemoryPeak, PlanCause, Point, Reconfiguration, Report};
 pub use text::text;
 pub use trace::{Moment, Trace, TraceError};
 pub use world::{ReplayError, Setup, replay};

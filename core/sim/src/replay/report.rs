@@ -105,6 +105,24 @@ impl ExtraMemory {
     }
 }
 
+/// The checkpoints that were made. The replay counts no training time for them.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CheckpointsMade {
+    /// Number of checkpoints: those of the job's interval, and those that the coordinator ordered.
+    pub count: u64,
+    /// How long all of them together were on their way to the store, seconds.
+    pub upload_s: f64,
+}
+
+impl CheckpointsMade {
+    #[expect(clippy::cast_precision_loss, reason = "nanoseconds of uploads")]
+    pub(crate) fn add(&mut self, count: u64, upload_ns: u64) {
+        self.count += count;
+        self.upload_s += count as f64 * upload_ns as f64 / 1e9;
+    }
+}
+
 /// The state of the job from a time on, until the next point.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -153,6 +171,8 @@ pub struct Report {
     pub gradient_bytes: f64,
     /// Memory that following and spare copies took.
     pub extra_memory: ExtraMemory,
+    /// Checkpoints that were made.
+    pub checkpoints: CheckpointsMade,
     /// Every plan, in the order of time.
     pub reconfigurations: Vec<Reconfiguration>,
     /// The state over time.

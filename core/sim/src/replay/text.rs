@@ -42,6 +42,13 @@ pub fn text(report: &Report) -> String {
         let _ = writeln!(out, "  lost to {:18} {:6.3} %", loss.cause.label(), loss.percent);
     }
     extra_memory(&mut out, &report.extra_memory);
+    let made = report.checkpoints;
+    let _ = writeln!(
+        out,
+        "checkpoints: {}, on their way to the store for {:.2} % of the time",
+        made.count,
+        made.upload_s / report.seconds.max(1e-9) * 100.0
+    );
     reconfigurations(&mut out, report);
     out
 }

@@ -89,6 +89,40 @@ fn wanted_checkpoint_has_all_commits_that_are_known() {
     assert!(rig.machine.wants_checkpoint(), "two steps are missing");
 }
 
+/// Found by a replay that counts checkpoints: after each step one was made, until the steps that had been given up were reached again.
+#[test]
+fn checkpoint_is_not_put_off_by_steps_that_were_given_up() {
+    let stored = CoordinatorConfig {
+        final_checkpoint: true,
+        ..config()
+    };
+    let mut rig = Rig::training_with(stored, &[A, B, C]);
+    for worker in [A, B, C] {
+        rig.status(worker, 1, Phase::Running, state(1, 7));
+    }
+    // The holder of unit 1 is lost, and the run goes back to the third step.
+    rig.complete = vec![state(1, 3)];
+    rig.say(A, suspect(1, C));
+    rig.put(CoordinatorInput::ProcessEnded { worker: C });
+    rig.put(CoordinatorInput::StreamDown { from: C });
+    for worker in [A, B] {
+        rig.answer(worker, &[(Unit(0), state(1, 7))]);
+    }
+    rig.wait(200);
+    let plan = rig.plan().clone();
+    assert!(
+        matches!(plan.base, Base::Fixed { id, checkpoint: true, .. } if id == state(1, 3)),
+        "{plan:?}"
+    );
+    rig.put(CoordinatorInput::Save);
+    let generation = plan.generation.0;
+    for worker in [A, B] {
+        rig.status(worker, generation, Phase::Ready, state(1, 7));
+    }
+    rig.wait(100);
+    assert_eq!(saves(&mut rig), [(A, 3), (B, 3)].into());
+}
+
 #[test]
 fn timed_checkpoint_is_ordered_when_the_newest_is_too_old() {
     let every = CoordinatorConfig {

@@ -4,7 +4,7 @@ use super::members::{LAST_STEP, nanoseconds};
 use super::{Account, COORDINATOR, Replay, ReplayError, Result, Setup};
 use crate::host::{self, Host};
 use crate::replay::ledger::{Activity, Cause};
-use crate::replay::report::{ExtraMemory, Loss, PlanCause, Reconfiguration, Report};
+use crate::replay::report::{CheckpointsMade, ExtraMemory, Loss, PlanCause, Reconfiguration, Report};
 use crate::replay::trace::Trace;
 use std::cell::Cell;
 use std::time::Duration;
@@ -81,6 +81,7 @@ pub(super) fn empty_report(trace: &Trace, setup: &Setup) -> Report {
         moved_bytes: 0.0,
         gradient_bytes: 0.0,
         extra_memory: ExtraMemory::of_device(setup.planner.constraints.device_memory_bytes),
+        checkpoints: CheckpointsMade::default(),
         reconfigurations: Vec::new(),
         timeline: Vec::new(),
         simulated_steps: 0,

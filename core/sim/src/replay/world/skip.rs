@@ -153,6 +153,8 @@ impl Host<Replay<'_>> {
             return;
         }
         let upload = self.upload_ns();
+        let count = done / every - before / every;
+        self.env.account.report.checkpoints.add(count, upload);
         let made = self.real() - (done - due) * self.env.steady.period.max(1);
         // If the newest is still being uploaded, the one before it may be complete.
         if made + upload > self.real() && due >= every && due - every > before {
@@ -175,7 +177,9 @@ impl Host<Replay<'_>> {
         let steps = self.env.newest_steps;
         let known = self.env.saved.get(&id).is_some_and(|s| s.steps >= steps);
         if id == self.env.newest && !known {
-            let available_ns = self.real() + self.upload_ns();
+            let upload = self.upload_ns();
+            self.env.account.report.checkpoints.add(1, upload);
+            let available_ns = self.real() + upload;
             self.keep(Saved { steps, available_ns });
         }
     }

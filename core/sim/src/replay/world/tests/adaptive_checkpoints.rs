@@ -32,6 +32,23 @@ fn frequent_losses_of_state_repeat_less_work() {
     assert!(adaptive < fixed / 3.0, "{adaptive} % instead of {fixed} %");
 }
 
+/// What they cost is not in the losses, so the report says how many there were.
+#[test]
+fn checkpoints_are_counted_with_and_without_skipped_steps() {
+    let trace = lost_every(200);
+    assert_eq!(
+        of(&trace, false, false).checkpoints.count,
+        0,
+        "1,000 steps are never reached"
+    );
+    let [each, skipped] = [false, true].map(|skip| of(&trace, true, skip).checkpoints);
+    assert!(each.count > 12 && each.upload_s > 0.0, "{each:?}");
+    assert!(
+        each.count.abs_diff(skipped.count) <= each.count / 10,
+        "{each:?} and {skipped:?}"
+    );
+}
+
 #[test]
 fn checkpoints_also_come_between_skipped_steps() {
     let trace = lost_every(200);
