@@ -225,7 +225,7 @@ fn last_checkpoint_before_a_known_end_is_as_late_as_possible() {
 }
 
 #[test]
-fn checkpoints_before_a_known_end_are_repeated_while_there_is_time() {
+fn checkpoints_are_repeated_until_a_known_end() {
     let mut rig = of_two_with_a_store();
     let took = Duration::from_millis(200);
     let (ordered, end) = ordered_before_an_end(&mut rig, took);
