@@ -10,6 +10,9 @@ use crate::message::Time;
 use std::time::Duration;
 use varuna_plan::{Generation, StateId, Step};
 
+/// How long a worker is assumed to stay after a notice that does not say it: as long as a worker itself counts on.
+const STAYS: Duration = Duration::from_secs(25);
+
 /// What the store shows, and which checkpoint is requested.
 #[derive(Default)]
 pub(super) struct Checkpoints {
@@ -33,6 +36,8 @@ pub(super) struct Checkpoints {
     took: Option<Duration>,
     /// The time at which the member leaves before whose end a last checkpoint was ordered.
     saved_before: Option<Time>,
+    /// When a worker last gave notice.
+    noticed_at: Option<Time>,
     /// What is known about the checkpoint of the last step.
     pub(super) last: FinalCheckpoint,
 }
@@ -192,6 +197,17 @@ impl Checkpoints {
         }
         let in_time = step_ends.after(took) <= leaves_at;
         (in_time && self.request.is_none()).then_some(Purpose::Losses)
+    }
+
+    /// A worker gave notice.
+    pub(super) fn note_notice(&mut self, now: Time) {
+        self.noticed_at = Some(now);
+    }
+
+    /// Whether another checkpoint is due if a member that gave notice may end at any time now.
+    pub(super) fn is_due_before_an_unknown_end(&self, now: Time) -> bool {
+        let soon = |at: Time| now < at.after(STAYS);
+        self.request.is_none() && self.noticed_at.is_some_and(soon)
     }
 
     /// The step beyond which members of the generation have to make a checkpoint, if one is requested. `reached`: the step that they are known

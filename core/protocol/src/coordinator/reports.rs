@@ -115,6 +115,7 @@ impl Shared {
 
     fn note_leaving(&mut self, worker: WorkerId, turn: &mut Turn<'_>) {
         self.want_checkpoint();
+        self.checkpoints.note_notice(turn.now);
         let name = self.roster.name(worker);
         turn.event(Event::WorkerDraining { worker, name });
     }

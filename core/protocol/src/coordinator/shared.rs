@@ -10,7 +10,7 @@ use super::prepared_plans::PreparedPlans;
 use super::progress::{GenerationsWithoutCommit, Progress};
 use super::quarantine::Quarantine;
 use super::record::RecordKeeper;
-use super::roster::Roster;
+use super::roster::{Roster, Worker};
 use super::spare_copies_view::SpareCopiesVerdict;
 use super::speeds::Speeds;
 use super::turn::Turn;
@@ -18,7 +18,7 @@ use crate::message::{Order, Time};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use varuna_plan::spare_copies::SpareCopyDecision;
-use varuna_plan::{Base, Generation, Plan, Planner, StateId, Step};
+use varuna_plan::{Base, Generation, Plan, Planner, StateId, Step, WorkerId};
 
 /// The part of the coordinator's state that all modes share.
 pub(super) struct Shared {
@@ -123,16 +123,10 @@ impl Shared {
             self.checkpoints.request_by_age(turn.now, every, interval);
         }
         self.report_interval(interval, turn);
-        // A member may still train shortly before it leaves, because there is no plan without it. Steps after the last checkpoint would be
-        // lost with it.
-        let first = self.roster.first_leaves_at(|w| target.has(w));
-        if let Some(leaves_at) = first.filter(|_| self.config.final_checkpoint) {
-            let step = self.progress.commits.mean_step_time().unwrap_or_default();
-            let step_ends = self.progress.commits.next_at(turn.now);
-            let due = self.checkpoints.due_before(turn.now, leaves_at, step_ends, step);
-            if let Some(purpose) = due {
-                self.checkpoints.request(purpose);
-            }
+        if self.config.final_checkpoint
+            && let Some(purpose) = self.due_before_an_end(target, turn.now)
+        {
+            self.checkpoints.request(purpose);
         }
         // The members' statuses may be of steps that were given up. A checkpoint would then be made after each step until those are reached.
         let reached = self.reached_in_force().map_or(Step(0), |state| state.step);
@@ -149,6 +143,21 @@ impl Shared {
         {
             turn.push(CoordinatorEffect::ListCheckpoints);
         }
+    }
+
+    /// The checkpoint to order because a member leaves. It may still train until then, because there is no plan without it, and steps after the
+    /// last checkpoint would be lost with it.
+    fn due_before_an_end(&mut self, target: &Plan, now: Time) -> Option<Purpose> {
+        if let Some(leaves_at) = self.roster.first_leaves_at(|w| target.has(w)) {
+            let step = self.progress.commits.mean_step_time().unwrap_or_default();
+            let step_ends = self.progress.commits.next_at(now);
+            return self.checkpoints.due_before(now, leaves_at, step_ends, step);
+        }
+        let leaves = |w: &WorkerId| self.roster.get(*w).is_some_and(Worker::is_draining);
+        let is_due = self.record.stored.next.is_none()
+            && self.checkpoints.is_due_before_an_unknown_end(now)
+            && target.members().iter().any(leaves);
+        is_due.then_some(Purpose::Losses)
     }
 
     /// The newest state that the run is known to have reached since it last went back, under the plan in force or the plan before a switch.

@@ -246,6 +246,43 @@ fn checkpoints_are_repeated_until_a_known_end() {
     );
 }
 
+/// Both members give notice and do not say when they end.
+#[test]
+fn checkpoints_are_repeated_for_a_while_before_an_unknown_end() {
+    let mut rig = of_two_with_a_store();
+    rig.machine.shared.planner = Box::new(data_errors::TwoWorkerPlanner);
+    rig.train_both(Duration::from_secs(3));
+    let since = rig.now;
+    let mut ordered: BTreeMap<u64, Duration> = BTreeMap::new();
+    while rig.now.since(since) < Duration::from_secs(40) {
+        // The checkpoint of a step is complete 600 ms after it.
+        rig.complete = vec![state(1, (rig.now.0 - 600_000_000) / 500_000_000)];
+        rig.wait(100);
+        for worker in [A, B] {
+            let status = Status {
+                generation: Generation(1),
+                phase: Phase::Running,
+                at: state(1, rig.now.0 / 500_000_000),
+                draining: true,
+                based: true,
+                connected: true,
+                ..idle()
+            };
+            rig.say(worker, Report::Status(status));
+        }
+        for (_, after) in saves(&mut rig) {
+            ordered.entry(after).or_insert(rig.now.since(since));
+        }
+    }
+    let last = ordered.values().max().copied().unwrap_or_default();
+    assert!(
+        last > Duration::from_secs(23) && last < Duration::from_secs(26),
+        "{ordered:?}"
+    );
+    // A step and its checkpoint take a second and the time until the store is listed.
+    assert!(ordered.len() >= 12, "{ordered:?}");
+}
+
 fn at_a_damaged_end() -> Rig {
     at_a_damaged_end_of(true, state(1, 10))
 }

@@ -140,7 +140,7 @@ fn nobody_can_say_of_another_that_its_data_cannot_be_read() {
 }
 
 /// A planner for which one worker alone cannot hold the model.
-struct TwoWorkerPlanner;
+pub(super) struct TwoWorkerPlanner;
 
 impl Planner for TwoWorkerPlanner {
     fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
