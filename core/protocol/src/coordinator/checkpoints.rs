@@ -10,9 +10,6 @@ use crate::message::Time;
 use std::time::Duration;
 use varuna_plan::{Generation, StateId, Step};
 
-/// How long a worker is assumed to stay after a notice that does not say it: as long as a worker itself counts on.
-const STAYS: Duration = Duration::from_secs(25);
-
 /// What the store shows, and which checkpoint is requested.
 #[derive(Default)]
 pub(super) struct Checkpoints {
@@ -61,7 +58,7 @@ pub(super) enum Purpose {
     Regular,
     /// Only losses of workers: those so far, or one that is announced and for which there is a regular checkpoint already. Such a checkpoint
     /// is kept for a shorter time.
-    Losses,
+    Extra,
 }
 
 impl Checkpoints {
@@ -93,7 +90,7 @@ impl Checkpoints {
         let is_older = |than: Option<Duration>| than.is_some_and(|than| age >= than);
         let purpose = match (is_older(every), is_older(while_lost)) {
             (true, _) => Purpose::Regular,
-            (false, true) => Purpose::Losses,
+            (false, true) => Purpose::Extra,
             (false, false) => return,
         };
         if self.request.is_none() {
@@ -152,7 +149,7 @@ impl Checkpoints {
             self.took = Some(now.since(since).max(before));
             let made = list.iter().filter(|id| request.after < Some(id.step)).min();
             let extra =
-                made.filter(|id| request.purpose == Purpose::Losses && !self.is_due(**id, clock, config));
+                made.filter(|id| request.purpose == Purpose::Extra && !self.is_due(**id, clock, config));
             self.extra.extend(extra);
         }
         let regular = list.iter().filter(|id| !self.extra.contains(id)).max().copied();
@@ -196,7 +193,7 @@ impl Checkpoints {
             });
         }
         let in_time = step_ends.after(took) <= leaves_at;
-        (in_time && self.request.is_none()).then_some(Purpose::Losses)
+        (in_time && self.request.is_none()).then_some(Purpose::Extra)
     }
 
     /// A worker gave notice.
@@ -204,9 +201,10 @@ impl Checkpoints {
         self.noticed_at = Some(now);
     }
 
-    /// Whether another checkpoint is due if a member that gave notice may end at any time now.
-    pub(super) fn is_due_before_an_unknown_end(&self, now: Time) -> bool {
-        let soon = |at: Time| now < at.after(STAYS);
+    /// Whether another checkpoint is due if a member that gave notice may end at any time now. `stays`: how long after its notice it is assumed
+    /// to be there.
+    pub(super) fn is_due_before_an_unknown_end(&self, now: Time, stays: Duration) -> bool {
+        let soon = |at: Time| now < at.after(stays);
         self.request.is_none() && self.noticed_at.is_some_and(soon)
     }
 

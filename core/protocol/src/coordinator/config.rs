@@ -166,6 +166,9 @@ pub struct CoordinatorConfig {
     /// How long a worker keeps running after it announces that it will leave, or others announce it without a time. None if this is not
     /// known.
     pub notice: Option<Duration>,
+    /// How long a worker is assumed to keep running after a notice if that is not known: until then, checkpoints follow one another where no plan
+    /// can do without it.
+    pub assumed_notice: Duration,
     /// The run ends if more steps in a row than this fail (see [`varuna_plan::OptimizerProgress`]); none = no limit.
     pub skip_limit: Option<u32>,
     /// The last state that was published (in the run folder's metrics) before this coordinator started.
@@ -195,6 +198,7 @@ impl CoordinatorConfig {
             loss_scaling: LossScaling::OFF,
             spare_copies: SpareCopies::Off,
             notice: None,
+            assumed_notice: Duration::from_secs(25),
             skip_limit: None,
             published: None,
             names: BTreeMap::new(),

@@ -155,9 +155,11 @@ impl Shared {
         }
         let leaves = |w: &WorkerId| self.roster.get(*w).is_some_and(Worker::is_draining);
         let is_due = self.record.stored.next.is_none()
-            && self.checkpoints.is_due_before_an_unknown_end(now)
+            && self
+                .checkpoints
+                .is_due_before_an_unknown_end(now, self.config.assumed_notice)
             && target.members().iter().any(leaves);
-        is_due.then_some(Purpose::Losses)
+        is_due.then_some(Purpose::Extra)
     }
 
     /// The newest state that the run is known to have reached since it last went back, under the plan in force or the plan before a switch.

@@ -65,6 +65,7 @@ pub(super) fn protocol_config(options: &Options, folder: &RunFolder) -> Coordina
             .disruption
             .notice_seconds
             .map(|s| Duration::from_secs(s.into())),
+        assumed_notice: Duration::from_secs(job.disruption.grace_seconds().into()),
         save_every: settings.and_then(|c| c.interval_seconds).map(Duration::from_secs),
         save_every_steps: settings.and_then(|c| c.interval_steps),
         adaptive_checkpoints: settings.is_some_and(|c| c.adaptive),

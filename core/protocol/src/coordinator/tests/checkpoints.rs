@@ -212,6 +212,28 @@ fn of_two_with_a_store() -> Rig {
     Rig::training_with(config, &[A, B])
 }
 
+/// A long step delays the commit, and is no cost of the checkpoint.
+#[test]
+fn checkpoint_takes_the_time_from_its_commit() {
+    let mut rig = of_two_with_a_store();
+    let ends = |rig: &mut Rig, step| {
+        for worker in [A, B] {
+            rig.status(worker, 1, Phase::Running, state(1, step));
+        }
+    };
+    ends(&mut rig, 1);
+    rig.put(CoordinatorInput::Save);
+    for _ in 0..10 {
+        rig.wait(100);
+        ends(&mut rig, 1);
+    }
+    ends(&mut rig, 2);
+    rig.complete = vec![state(1, 2)];
+    rig.wait(200);
+    let took = rig.machine.shared.checkpoints.took().expect("it is there");
+    assert!(took <= Duration::from_millis(200), "{took:?}");
+}
+
 #[test]
 fn last_checkpoint_before_a_known_end_is_as_late_as_possible() {
     let mut rig = of_two_with_a_store();
