@@ -63,6 +63,7 @@ nightly: fuzz ## What takes too long for every change: fuzzing, all mutants, eac
 	$(CARGO) run --release --locked -p varuna-bench-protocol -- --goals 64 1000
 	$(MAKE) mutants test-stores
 	$(CARGO) test --locked -p varuna-process-tests --test restarts -- --ignored
+	$(CARGO) test --locked -p varuna-worker --test memory -- --ignored
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- mutants 4000
 	$(MAKE) test-alerts
 	$(MAKE) gpu-dry-run

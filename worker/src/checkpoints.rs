@@ -22,6 +22,7 @@ pub use buffers::{Buffers, Room};
 pub use data_tokenizer::DataTokenizer;
 use parking_lot::Mutex;
 use shards::to_shard;
+use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -41,8 +42,10 @@ const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
 
 /// How many uploads run at the same time: one shard is encoded while another is sent.
 const UPLOADS: usize = 2;
-/// Units that are copied at the same time. One thread takes a good part of what a processor's memory gives.
-const COPIES: usize = 2;
+/// Maximum number of threads that encode shards and write them to a disk.
+const UPLOAD_THREADS_MAX: usize = 2 * UPLOADS;
+/// Maximum number of units that are copied at the same time. One thread takes a good part of what a processor's memory gives.
+const COPIES_MAX: usize = 2;
 /// Units that are read at the same time: a processor takes the digest of one while others arrive.
 const LOADS: usize = 4;
 
@@ -72,8 +75,8 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Starts the threads. Threads for uploads have a low priority, and keep to the job's rate limit for a worker. Copies lie in
-    /// these buffers. Doubts and marks of damage name the `reader`.
+    /// Starts the threads, no more of each kind than there are idle processors. Threads for uploads have a low priority, and keep to the job's
+    /// rate limit for a worker. Copies lie in these buffers. Doubts and marks of damage name the `reader`.
     ///
     /// # Errors
     /// No threads can be started.
@@ -83,16 +86,17 @@ impl Checkpoints {
         scaling: LossScaling,
         rate_limit: RateLimit,
         tokenizer: DataTokenizer,
-        buffers: Arc<Buffers>,
+        (buffers, idle_processors): (Arc<Buffers>, NonZero<usize>),
         reader: String,
     ) -> std::io::Result<Checkpoints> {
         let inner = Inner::new(store, model, scaling, rate_limit, tokenizer, buffers, reader);
-        Checkpoints::over(Arc::new(inner))
+        Checkpoints::over(Arc::new(inner), idle_processors)
     }
 
-    fn over(inner: Arc<Inner>) -> std::io::Result<Checkpoints> {
-        let uploading = Background::start("checkpoints", Priority::Low, 2 * UPLOADS)?;
-        let copies = Background::start("checkpoint-copy", Priority::Training, COPIES)?;
+    fn over(inner: Arc<Inner>, idle_processors: NonZero<usize>) -> std::io::Result<Checkpoints> {
+        let threads = |most: usize| most.min(idle_processors.get());
+        let uploading = Background::start("checkpoints", Priority::Low, threads(UPLOAD_THREADS_MAX))?;
+        let copies = Background::start("checkpoint-copy", Priority::Training, threads(COPIES_MAX))?;
         for _ in 0..UPLOADS {
             let uploads = Arc::clone(&inner);
             uploading.spawn(uploads.upload());

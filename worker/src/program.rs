@@ -6,6 +6,7 @@ use crate::agent::uplink::{self, UplinkEvent};
 use crate::agent::{self, AgentEvent, AgentParts};
 use crate::arguments::{Arguments, Command, bind_address};
 use crate::backend::{Backend, Platform};
+use crate::background::idle_processors;
 use crate::checkpoints::{Buffers, Checkpoints, DataTokenizer};
 use crate::engine::{Engine, EngineConfig};
 use crate::gpu_place::placed;
@@ -19,6 +20,7 @@ use crate::transport::tcp::{Mesh, of_job};
 use crate::{inference, job_data, optimizer_check, profile};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Parser;
+use std::num::NonZero;
 use std::sync::Arc;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use varuna_api::{Encryption, Job, WorkerDevice, WorkerTransport, parse_job_of_any_release};
@@ -116,8 +118,10 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     let store = Store::of_job(&job, &data.fingerprint()).context("spec.checkpoint.uri")?;
     let model = Module::open(&job.model, device)?;
     let copies = memory_of_copies(host);
+    let threads = arguments.threads.or(job.workers.threads).unwrap_or(1);
+    let copying = (Arc::clone(&copies), idle_processors(threads));
     let checkpoints = store
-        .map(|store| checkpoints(store, &model, &job, (Arc::clone(&copies), reader)))
+        .map(|store| checkpoints(store, &model, &job, copying, reader))
         .transpose()
         .context("cannot start uploads of checkpoints")?;
     configure_connections(&mesh, &job, backend)?;
@@ -127,7 +131,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     let parts = AgentParts {
         member,
         engine,
-        threads: arguments.threads.or(job.workers.threads).unwrap_or(1),
+        threads,
         mesh: data_plane(mesh, me, (device, platform), &job)?,
         events: (events, inbox),
         uplink: (reports, orders),
@@ -164,12 +168,13 @@ fn memory_of_copies(host: Option<u64>) -> Arc<Buffers> {
     Arc::new(Buffers::within(Box::new(room)))
 }
 
-/// Checkpoints within the job's rate, whose copies lie in these buffers; `reader` is this worker, for people.
+/// Checkpoints within the job's rate, whose copies lie in these buffers, made on idle processors; `reader` is this worker, for people.
 fn checkpoints(
     store: Store,
     model: &Module,
     job: &Job,
-    (buffers, reader): (Arc<Buffers>, String),
+    copying: (Arc<Buffers>, NonZero<usize>),
+    reader: String,
 ) -> std::io::Result<Checkpoints> {
     let rate = job.checkpoint.as_ref().and_then(|c| c.upload_bytes_per_second);
     let scaling = job.training.loss_scaling;
@@ -179,7 +184,7 @@ fn checkpoints(
         scaling,
         RateLimit::new(rate),
         DataTokenizer::of(job.data.clone()),
-        buffers,
+        copying,
         reader,
     )
 }

@@ -199,13 +199,16 @@ impl Tokenizer {
             Tokenizer::File(_) => file::JSON,
         }
     }
+
     /// SHA-256 of its `tokenizer.json` in hex, if it came as a file.
+    #[cfg(feature = "build")]
     pub(crate) fn sha256(&self) -> Option<&str> {
         match self {
             Tokenizer::Byte | Tokenizer::Gpt2 => None,
             Tokenizer::File(file) => Some(file.sha256()),
         }
     }
+
     /// The files that it came from, by name; empty for tokenizers that are part of this program.
     pub(crate) fn files(&self) -> &[(String, Vec<u8>)] {
         match self {
@@ -327,6 +330,7 @@ pub enum NoTokens {
 
 impl Encoder {
     /// Whether only a whole document gives the right tokens. With other tokenizers, a document's tokens are those of its pieces.
+    #[cfg(feature = "build")]
     pub(crate) fn takes_whole_documents(&self) -> bool {
         matches!(self, Encoder::File(_))
     }
