@@ -42,7 +42,7 @@ const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
 
 /// How many uploads run at the same time: one shard is encoded while another is sent.
 const UPLOADS: usize = 2;
-/// Maximum number of threads that encode shards and write them to a disk.
+/// Maximum number of threads for what blocks: digests, writes to a disk, addresses of hosts.
 const UPLOAD_THREADS_MAX: usize = 2 * UPLOADS;
 /// Maximum number of units that are copied at the same time. One thread takes a good part of what a processor's memory gives.
 const COPIES_MAX: usize = 2;
@@ -64,6 +64,8 @@ struct Inner {
     upload_failures: Mutex<UploadFailures>,
     added: Notify,
     loads: Semaphore,
+    /// Digests that may be computed at the same time.
+    digests: Semaphore,
 }
 
 /// Saves and loads units. Cheap to clone.
@@ -75,8 +77,9 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Starts the threads, no more of each kind than there are idle processors. Threads for uploads have a low priority, and keep to the job's
-    /// rate limit for a worker. Copies lie in these buffers. Doubts and marks of damage name the `reader`.
+    /// Starts the threads. Copies, and likewise digests and writes to a folder, are made by no more threads than there are idle processors. Threads
+    /// for uploads have a low priority, and keep to the job's rate limit for a worker. Copies lie in these buffers. Doubts and marks of damage
+    /// name the `reader`.
     ///
     /// # Errors
     /// No threads can be started.
@@ -89,14 +92,24 @@ impl Checkpoints {
         (buffers, idle_processors): (Arc<Buffers>, NonZero<usize>),
         reader: String,
     ) -> std::io::Result<Checkpoints> {
-        let inner = Inner::new(store, model, scaling, rate_limit, tokenizer, buffers, reader);
-        Checkpoints::over(Arc::new(inner), idle_processors)
+        let idle = idle_processors.get();
+        let inner = Inner {
+            digests: Semaphore::new(UPLOADS.min(idle)),
+            ..Inner::new(store, model, scaling, rate_limit, tokenizer, buffers, reader)
+        };
+        Checkpoints::over(Arc::new(inner), idle)
     }
 
-    fn over(inner: Arc<Inner>, idle_processors: NonZero<usize>) -> std::io::Result<Checkpoints> {
-        let threads = |most: usize| most.min(idle_processors.get());
-        let uploading = Background::start("checkpoints", Priority::Low, threads(UPLOAD_THREADS_MAX))?;
-        let copies = Background::start("checkpoint-copy", Priority::Training, threads(COPIES_MAX))?;
+    fn over(inner: Arc<Inner>, idle_processors: usize) -> std::io::Result<Checkpoints> {
+        // With other stores these threads look up addresses of hosts and compute digests, which have a limit of their own: a request must
+        // not wait for the end of a digest.
+        let blocking = match inner.store.location().is_folder() {
+            true => UPLOAD_THREADS_MAX.min(idle_processors),
+            false => UPLOAD_THREADS_MAX,
+        };
+        let uploading = Background::start("checkpoints", Priority::Low, blocking)?;
+        let copies = COPIES_MAX.min(idle_processors);
+        let copies = Background::start("checkpoint-copy", Priority::Training, copies)?;
         for _ in 0..UPLOADS {
             let uploads = Arc::clone(&inner);
             uploading.spawn(uploads.upload());
@@ -173,6 +186,7 @@ impl Inner {
             upload_failures: Mutex::default(),
             added: Notify::new(),
             loads: Semaphore::new(LOADS),
+            digests: Semaphore::new(UPLOADS),
         }
     }
 
@@ -312,8 +326,10 @@ impl Inner {
         if self.store.has_shard(id, unit, shard.file_bytes()?).await? {
             return Ok(());
         }
-        // The digest would block the thread that serves the network.
+        // The digest would block the thread that serves the network. The semaphore is never closed.
+        let digest = self.digests.acquire().await;
         let file = tokio::task::spawn_blocking(move || shard.into_file()).await;
+        drop(digest);
         let file = file.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         self.store.write_shard(id, unit, file?, &self.rate_limit).await
     }

@@ -95,6 +95,12 @@ impl Location {
             .map_err(disk)
     }
 
+    /// Whether this location is a folder of this machine: the processor writes what is stored.
+    #[must_use]
+    pub fn is_folder(&self) -> bool {
+        self.disk.is_some()
+    }
+
     /// The folder of this location, if it is one.
     fn folder(&self) -> Result<Option<PathBuf>, CheckpointError> {
         let path = |disk: &std::sync::Arc<object_store::local::LocalFileSystem>| {

@@ -31,12 +31,9 @@ const SMALL: Transformer = Transformer {
     ..gpt2::SMALL
 };
 
-/// As on a machine where training leaves one processor idle.
-const ONE: NonZero<usize> = NonZero::<usize>::MIN;
-
-/// The checkpoints of a model in a folder, without limits.
+/// The checkpoints of a model in a folder, without limits, where training leaves one processor idle.
 fn of_folder(folder: &tempfile::TempDir) -> Checkpoints {
-    Checkpoints::over(without_threads(folder, Box::new(|_, _| None)), ONE).unwrap()
+    Checkpoints::over(without_threads(folder, Box::new(|_, _| None)), 1).unwrap()
 }
 
 /// The same without the threads that copy and upload. The model is trained on the dataset `data` in the folder, and copies have this much
@@ -454,7 +451,7 @@ async fn slow_checkpoint_is_given_up_and_counted() {
 #[test]
 fn worker_without_memory_is_busy_until_another_plan() {
     let folder = tempfile::tempdir().unwrap();
-    let checkpoints = Checkpoints::over(without_threads(&folder, Box::new(|_, _| Some(0))), ONE).unwrap();
+    let checkpoints = Checkpoints::over(without_threads(&folder, Box::new(|_, _| Some(0))), 1).unwrap();
     let inner = &checkpoints.inner;
     assert!(!checkpoints.is_busy());
     for given_up in 1..=2 {
@@ -477,7 +474,7 @@ fn waiting_unit_is_dropped_when_another_plan_comes() {
         let _ = ask.send(());
         Some(0_u64)
     };
-    let checkpoints = Checkpoints::over(without_threads(&folder, Box::new(no_room)), ONE).unwrap();
+    let checkpoints = Checkpoints::over(without_threads(&folder, Box::new(no_room)), 1).unwrap();
     let inner = Arc::clone(&checkpoints.inner);
     std::thread::spawn(move || {
         copy(&inner, id(3), Unit(1), false);
@@ -546,7 +543,7 @@ fn checkpoints_are_made_after_panics_in_uploads() {
         assert!(is_sound, "a defect");
         None
     };
-    let checkpoints = Checkpoints::over(without_threads(&folder, Box::new(room)), ONE).unwrap();
+    let checkpoints = Checkpoints::over(without_threads(&folder, Box::new(room)), 1).unwrap();
     let inner = &checkpoints.inner;
     for step in 1..=1 + UPLOADS as u64 {
         let copy = copy_of(inner, whole(Unit(0)));
