@@ -2,7 +2,6 @@
 //!
 //! `testdata/format-N` was written by `varuna run` of a build with that format, for a job of a few steps: 2 by commit 68ab548, 3 by
 //! 37cd3d0, 4 to 7 by the commits that introduced them. 5 belongs to a job with SGD, 6 to one with Muon, 7 to one with sharded state.
-#![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 use object_store::memory::InMemory;
 use std::path::PathBuf;

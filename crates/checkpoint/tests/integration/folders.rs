@@ -1,5 +1,4 @@
 //! A deleted checkpoint leaves nothing on a disk.
-#![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 use std::path::Path;
 use varuna_checkpoint::{Facts, Location, RateLimit, Retention, Shard, Store, folder_name, unit_name};

@@ -1,5 +1,4 @@
 //! Shards are read in the same way from a disk and from an object store, and damage is found in both.
-#![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 use object_store::memory::InMemory;
 use object_store::path::Path;

@@ -1,5 +1,4 @@
 //! A job that begins with another job's checkpoint.
-#![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 use std::path::Path;
 use varuna_api::{Job, parse_job};
