@@ -57,7 +57,7 @@ mutants: ## Switch on each bug that core/plan and core/protocol can have at run 
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- survivors
 	$(CARGO) test --locked $(CORE) --lib mutant:: -- --include-ignored
 
-nightly: fuzz ## What takes too long for every change: fuzzing, all mutants, each of the protocol's also in 4,000 schedules, checkpoints on all kinds of stores, a run that stays without workers for five minutes, the goals of the protocol at scale, every kernel compiled for every GPU, the alerts, what the GPU bundle does on the processor, as root the GPU image (half an hour on one core)
+nightly: fuzz ## What takes too long for every change: fuzzing, all mutants, each of the protocol's also in 4,000 schedules, checkpoints on all kinds of stores, a run that stays without workers for five minutes, the goals of the protocol at scale, every kernel compiled for every GPU, the memory of steps in bf16, the alerts, what the GPU bundle does on the processor, as root the GPU image (half an hour on one core)
 	scripts/setup-nvrtc.sh --needed
 	VARUNA_NEEDS_NVRTC=1 $(CARGO) test --locked -p varuna-cuda --lib kernels
 	$(CARGO) run --release --locked -p varuna-bench-protocol -- --goals 64 1000

@@ -35,3 +35,33 @@ fn only_the_engine_has_threads_of_libtorch_to_compute_with() {
     assert!(named("engine") >= 2, "{all:?}");
     assert_eq!(named("varuna-worker"), 1, "{all:?}");
 }
+
+/// Training has all processors, so copies, digests and writes of checkpoints have one thread each, beside that of their runtime. Threads that
+/// have nothing to do stay for ten seconds, so those of earlier checkpoints are seen.
+#[test]
+fn checkpoints_take_no_more_threads_than_processors_are_idle() {
+    let processors = std::thread::available_parallelism().unwrap();
+    let store = tempfile::tempdir().unwrap();
+    let job = JobFile {
+        steps: 1_000_000,
+        hidden: 256,
+        checkpoint: Some(format!("uri: {}, intervalSteps: 1", store.path().display())),
+        spec: vec![format!("workers: {{threads: {processors}}}")],
+        ..JobFile::default()
+    };
+    let mut run = Run::start(&job, 1);
+    let pid = run.wait_for_workers(1)[0].pid;
+    run.wait_for("a complete checkpoint", |_| {
+        let states = std::fs::read_dir(store.path().join("elastic")).ok()?;
+        states
+            .flatten()
+            .find(|state| state.path().join("manifest.json").exists())
+    });
+    let all = threads(pid);
+    let named = |name: &str| all.iter().filter(|n| *n == name).count();
+    assert_eq!(
+        [named("checkpoints"), named("checkpoint-copy")],
+        [2, 2],
+        "{all:?}"
+    );
+}

@@ -1,6 +1,5 @@
 //! A runtime with its own named threads, so that their processor time can be attributed.
 
-use std::num::NonZero;
 use tokio::runtime::Runtime;
 
 /// The `nice` value of the threads: training gets the processors first.
@@ -13,18 +12,6 @@ pub(crate) enum Priority {
     Low,
     /// As training has it, for work that it may have to wait for, such as copying state out.
     Training,
-}
-
-/// The number of processors that a training of this many threads leaves idle; one if there are none. More threads in the background would run on
-/// the processors of training: even with a low priority they take a part of these.
-pub(crate) fn idle_processors(training_threads: u32) -> NonZero<usize> {
-    let all = std::thread::available_parallelism().map_or(1, NonZero::get);
-    idle_of(all, training_threads)
-}
-
-fn idle_of(all: usize, training_threads: u32) -> NonZero<usize> {
-    let training = usize::try_from(training_threads).unwrap_or(usize::MAX);
-    NonZero::new(all.saturating_sub(training)).unwrap_or(NonZero::<usize>::MIN)
 }
 
 /// The runtime. Dropping it does not wait for its tasks.
@@ -78,17 +65,5 @@ fn lower_priority() {
     let thread = rustix::thread::gettid();
     if let Err(error) = rustix::process::setpriority_process(Some(thread), NICE) {
         tracing::debug!(%error, "background threads run at the priority of training");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_processor_is_used_where_training_leaves_none() {
-        let idle = |all, training| idle_of(all, training).get();
-        assert_eq!([idle(16, 1), idle(16, 12), idle(2, 1)], [15, 4, 1]);
-        assert_eq!([idle(2, 2), idle(2, 8)], [1, 1]);
     }
 }

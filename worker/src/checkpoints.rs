@@ -8,6 +8,7 @@ mod backlog;
 mod buffers;
 mod data_tokenizer;
 mod loads;
+mod parallelism;
 mod shards;
 mod upload_failures;
 
@@ -20,6 +21,7 @@ use buffers::NotCopied;
 pub(crate) use buffers::StateCopy;
 pub use buffers::{Buffers, Room};
 pub use data_tokenizer::DataTokenizer;
+use parallelism::{Parallelism, UPLOADS};
 use parking_lot::Mutex;
 use shards::to_shard;
 use std::num::NonZero;
@@ -40,31 +42,43 @@ const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
     .with_jitter()
     .without_max_times();
 
-/// How many uploads run at the same time: one shard is encoded while another is sent.
-const UPLOADS: usize = 2;
-/// Maximum number of threads for what blocks: digests, writes to a disk, addresses of hosts.
-const UPLOAD_THREADS_MAX: usize = 2 * UPLOADS;
-/// Maximum number of units that are copied at the same time. One thread takes a good part of what a processor's memory gives.
-const COPIES_MAX: usize = 2;
 /// Units that are read at the same time: a processor takes the digest of one while others arrive.
 const LOADS: usize = 4;
 
-struct Inner {
-    store: Store,
-    model: Module,
-    scaling: LossScaling,
-    rate_limit: RateLimit,
-    tokenizer: DataTokenizer,
-    buffers: Arc<Buffers>,
+/// What checkpoints are made of, and with.
+pub struct CheckpointsConfig {
+    /// The job's checkpoints.
+    pub store: Store,
+    /// The model of which this worker trains units.
+    pub model: Module,
+    /// The job's loss scaling.
+    pub scaling: LossScaling,
+    /// The job's limit for the uploads of one worker.
+    pub rate_limit: RateLimit,
+    /// The tokenizer that is kept beside the first complete checkpoint.
+    pub tokenizer: DataTokenizer,
+    /// Where copies lie.
+    pub buffers: Arc<Buffers>,
     /// This worker and its machine, for doubts and marks of damage: the fault may be theirs.
-    reader: String,
+    pub reader: String,
+    /// Processors that training leaves idle.
+    pub idle_processors: NonZero<usize>,
+}
+
+impl CheckpointsConfig {
+    fn parallelism(&self) -> Parallelism {
+        Parallelism::on(self.idle_processors, self.store.location().is_folder())
+    }
+}
+
+struct Inner {
+    config: CheckpointsConfig,
     /// States that were not saved because a unit could not be copied.
     given_up: AtomicU64,
     backlog: Mutex<Backlog<StateCopy>>,
     upload_failures: Mutex<UploadFailures>,
     added: Notify,
     loads: Semaphore,
-    /// Digests that may be computed at the same time.
     digests: Semaphore,
 }
 
@@ -77,38 +91,14 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Starts the threads. Copies, and likewise digests and writes to a folder, are made by no more threads than there are idle processors. Threads
-    /// for uploads have a low priority, and keep to the job's rate limit for a worker. Copies lie in these buffers. Doubts and marks of damage
-    /// name the `reader`.
+    /// Starts the threads. Those for uploads have a low priority.
     ///
     /// # Errors
     /// No threads can be started.
-    pub fn start(
-        store: Store,
-        model: Module,
-        scaling: LossScaling,
-        rate_limit: RateLimit,
-        tokenizer: DataTokenizer,
-        (buffers, idle_processors): (Arc<Buffers>, NonZero<usize>),
-        reader: String,
-    ) -> std::io::Result<Checkpoints> {
-        let idle = idle_processors.get();
-        let inner = Inner {
-            digests: Semaphore::new(UPLOADS.min(idle)),
-            ..Inner::new(store, model, scaling, rate_limit, tokenizer, buffers, reader)
-        };
-        Checkpoints::over(Arc::new(inner), idle)
-    }
-
-    fn over(inner: Arc<Inner>, idle_processors: usize) -> std::io::Result<Checkpoints> {
-        // With other stores these threads look up addresses of hosts and compute digests, which have a limit of their own: a request must
-        // not wait for the end of a digest.
-        let blocking = match inner.store.location().is_folder() {
-            true => UPLOAD_THREADS_MAX.min(idle_processors),
-            false => UPLOAD_THREADS_MAX,
-        };
+    pub fn start(config: CheckpointsConfig) -> std::io::Result<Checkpoints> {
+        let Parallelism { blocking, copies, .. } = config.parallelism();
+        let inner = Arc::new(Inner::new(config));
         let uploading = Background::start("checkpoints", Priority::Low, blocking)?;
-        let copies = COPIES_MAX.min(idle_processors);
         let copies = Background::start("checkpoint-copy", Priority::Training, copies)?;
         for _ in 0..UPLOADS {
             let uploads = Arc::clone(&inner);
@@ -129,7 +119,7 @@ impl Checkpoints {
             let backlog = self.inner.backlog.lock();
             (backlog.is_full(), backlog.is_empty())
         };
-        is_full || self.inner.buffers.is_short(!is_empty, Instant::now())
+        is_full || self.inner.config.buffers.is_short(!is_empty, Instant::now())
     }
 
     /// The last error of this worker's uploads, if they fail.
@@ -140,18 +130,18 @@ impl Checkpoints {
 
     /// A step begins: somebody trains until it ends, however long it takes.
     pub fn step_begins(&self) {
-        self.inner.buffers.step_begins();
+        self.inner.config.buffers.step_begins();
     }
 
     /// The step has ended. If it is complete, training goes on from the newest state that was to be saved.
     pub fn step_ended(&self, is_complete: bool) {
-        self.inner.buffers.step_ended(is_complete);
+        self.inner.config.buffers.step_ended(is_complete);
     }
 
     /// Another plan comes. Memory that is kept for the next checkpoint is given back: the plan may give this worker more to hold. Or less: so it is tried
     /// again where there was none. A state that has no room even then is given up, with its copies on the device.
     pub fn give_memory_back(&self) {
-        self.inner.buffers.begin_anew();
+        self.inner.config.buffers.begin_anew();
     }
 
     /// Copies a unit's state out and uploads it in the background, unless that is under way.
@@ -164,29 +154,15 @@ impl Checkpoints {
 }
 
 impl Inner {
-    fn new(
-        store: Store,
-        model: Module,
-        scaling: LossScaling,
-        rate_limit: RateLimit,
-        tokenizer: DataTokenizer,
-        buffers: Arc<Buffers>,
-        reader: String,
-    ) -> Inner {
+    fn new(config: CheckpointsConfig) -> Inner {
         Inner {
-            store,
-            model,
-            scaling,
-            rate_limit,
-            tokenizer,
-            buffers,
-            reader,
+            digests: Semaphore::new(config.parallelism().digests),
+            config,
             given_up: AtomicU64::new(0),
             backlog: Mutex::default(),
             upload_failures: Mutex::default(),
             added: Notify::new(),
             loads: Semaphore::new(LOADS),
-            digests: Semaphore::new(UPLOADS),
         }
     }
 
@@ -194,7 +170,7 @@ impl Inner {
     fn admit(&self, id: StateId, unit: Unit, elements: usize) -> bool {
         let admitted = self.backlog.lock().admit(id, unit);
         if admitted {
-            self.buffers.note(id, unit, elements);
+            self.config.buffers.note(id, unit, elements);
         }
         admitted
     }
@@ -205,8 +181,8 @@ impl Inner {
         if !is_admitted() {
             return;
         }
-        let is_waited_for = || is_admitted() && !self.buffers.is_of_earlier_plan(id);
-        let copied = self.buffers.copy(&snapshot, is_waited_for);
+        let is_waited_for = || is_admitted() && !self.config.buffers.is_of_earlier_plan(id);
+        let copied = self.config.buffers.copy(&snapshot, is_waited_for);
         // The optimizer may go on.
         drop(snapshot);
         let copy = match copied {
@@ -228,14 +204,16 @@ impl Inner {
         let so_far = self.given_up.fetch_add(1, Ordering::Relaxed) + 1;
         match why {
             // The pause has ended with the plan.
-            NotCopied::OptimizerWaited | NotCopied::StepsWentOn if self.buffers.is_of_earlier_plan(id) => {
+            NotCopied::OptimizerWaited | NotCopied::StepsWentOn
+                if self.config.buffers.is_of_earlier_plan(id) =>
+            {
                 tracing::warn!(
                     %unit, state = %id, so_far,
                     "a checkpoint is given up: another plan has come while there was no memory to copy this unit"
                 );
             }
             NotCopied::OptimizerWaited | NotCopied::StepsWentOn => {
-                self.buffers.pause();
+                self.config.buffers.pause();
                 tracing::warn!(
                     %why, %unit, state = %id, so_far,
                     "a checkpoint is given up, and the next ones are left out for a while: there was no memory to copy this unit"
@@ -304,7 +282,7 @@ impl Inner {
         if !last {
             return Ok(None);
         }
-        self.buffers.was_enough();
+        self.config.buffers.was_enough();
         // Forgotten only after that: if the manifest cannot be written, this unit is uploaded again.
         let completed = self.complete(id).await;
         match &completed {
@@ -321,9 +299,9 @@ impl Inner {
 
     /// Writes a shard, unless the store has it: then its digest is not needed either.
     async fn put(&self, id: StateId, unit: Unit, copy: StateCopy) -> Result<(), CheckpointError> {
-        let kept = (self.store.layout(), self.store.moments());
-        let shard = to_shard(&self.model, &self.scaling, kept, (id, unit), copy);
-        if self.store.has_shard(id, unit, shard.file_bytes()?).await? {
+        let kept = (self.config.store.layout(), self.config.store.moments());
+        let shard = to_shard(&self.config.model, &self.config.scaling, kept, (id, unit), copy);
+        if self.config.store.has_shard(id, unit, shard.file_bytes()?).await? {
             return Ok(());
         }
         // The digest would block the thread that serves the network. The semaphore is never closed.
@@ -331,19 +309,23 @@ impl Inner {
         let file = tokio::task::spawn_blocking(move || shard.into_file()).await;
         drop(digest);
         let file = file.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
-        self.store.write_shard(id, unit, file?, &self.rate_limit).await
+        self.config
+            .store
+            .write_shard(id, unit, file?, &self.config.rate_limit)
+            .await
     }
 
     async fn complete(self: &Arc<Self>, id: StateId) -> Result<Option<JoinHandle<()>>, CheckpointError> {
-        match self.store.complete(id).await {
+        match self.config.store.complete(id).await {
             Ok(true) => {
                 tracing::info!(state = %id, "checkpoint complete");
                 // The copies of this state need not wait for it.
                 let inner = Arc::clone(self);
                 Ok(Some(tokio::spawn(async move {
                     inner
+                        .config
                         .tokenizer
-                        .keep(inner.store.location(), &inner.rate_limit)
+                        .keep(inner.config.store.location(), &inner.config.rate_limit)
                         .await;
                 })))
             }
@@ -360,8 +342,8 @@ impl Inner {
     }
 
     async fn mark_damaged(&self, id: StateId, error: &CheckpointError) -> Result<(), CheckpointError> {
-        let why = format!("{error} (found by {})", self.reader);
-        self.store.location().mark_damaged(id, &why).await
+        let why = format!("{error} (found by {})", self.config.reader);
+        self.config.store.location().mark_damaged(id, &why).await
     }
 }
 

@@ -17,6 +17,7 @@ pub mod memory;
 pub mod model;
 pub mod numerics;
 mod optimizer_check;
+mod processors;
 pub mod profile;
 pub mod program;
 mod read_failures;

@@ -6,8 +6,7 @@ use crate::agent::uplink::{self, UplinkEvent};
 use crate::agent::{self, AgentEvent, AgentParts};
 use crate::arguments::{Arguments, Command, bind_address};
 use crate::backend::{Backend, Platform};
-use crate::background::idle_processors;
-use crate::checkpoints::{Buffers, Checkpoints, DataTokenizer};
+use crate::checkpoints::{Buffers, Checkpoints, CheckpointsConfig, DataTokenizer};
 use crate::engine::{Engine, EngineConfig};
 use crate::gpu_place::placed;
 use crate::introduction::{Introduction, equipped, first_hello, settled};
@@ -17,10 +16,9 @@ use crate::samples::DatasetSamples;
 use crate::transport::data_plane::DataPlane;
 use crate::transport::nccl::{Nccl, NcclPlane};
 use crate::transport::tcp::{Mesh, of_job};
-use crate::{inference, job_data, optimizer_check, profile};
+use crate::{inference, job_data, optimizer_check, processors, profile};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Parser;
-use std::num::NonZero;
 use std::sync::Arc;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use varuna_api::{Encryption, Job, WorkerDevice, WorkerTransport, parse_job_of_any_release};
@@ -119,9 +117,8 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     let model = Module::open(&job.model, device)?;
     let copies = memory_of_copies(host);
     let threads = arguments.threads.or(job.workers.threads).unwrap_or(1);
-    let copying = (Arc::clone(&copies), idle_processors(threads));
     let checkpoints = store
-        .map(|store| checkpoints(store, &model, &job, copying, reader))
+        .map(|store| checkpoints(store, (&job, &model), &copies, reader, threads))
         .transpose()
         .context("cannot start uploads of checkpoints")?;
     configure_connections(&mesh, &job, backend)?;
@@ -168,25 +165,25 @@ fn memory_of_copies(host: Option<u64>) -> Arc<Buffers> {
     Arc::new(Buffers::within(Box::new(room)))
 }
 
-/// Checkpoints within the job's rate, whose copies lie in these buffers, made on idle processors; `reader` is this worker, for people.
+/// Checkpoints of a job that is trained with this many threads. `reader` is this worker, for people.
 fn checkpoints(
     store: Store,
-    model: &Module,
-    job: &Job,
-    copying: (Arc<Buffers>, NonZero<usize>),
+    (job, model): (&Job, &Module),
+    buffers: &Arc<Buffers>,
     reader: String,
+    threads: u32,
 ) -> std::io::Result<Checkpoints> {
     let rate = job.checkpoint.as_ref().and_then(|c| c.upload_bytes_per_second);
-    let scaling = job.training.loss_scaling;
-    Checkpoints::start(
+    Checkpoints::start(CheckpointsConfig {
         store,
-        model.clone(),
-        scaling,
-        RateLimit::new(rate),
-        DataTokenizer::of(job.data.clone()),
-        copying,
+        model: model.clone(),
+        scaling: job.training.loss_scaling,
+        rate_limit: RateLimit::new(rate),
+        tokenizer: DataTokenizer::of(job.data.clone()),
+        buffers: Arc::clone(buffers),
         reader,
-    )
+        idle_processors: processors::idle_beside(threads),
+    })
 }
 
 /// SIGTERM and Ctrl-C are notices.

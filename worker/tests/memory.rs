@@ -257,7 +257,7 @@ fn models() -> impl Iterator<Item = Transformer> {
 }
 
 /// All cases of a model in this precision.
-fn cases(model: &Transformer, precision: Precision) -> impl Iterator<Item = Case> {
+fn cases(model: Transformer, precision: Precision) -> impl Iterator<Item = Case> {
     // The head of so many samples is computed in several chunks.
     let (micro_batches, micro_batch_size) = if model.layers == 1 { (1, 48) } else { (3, 4) };
     let case = move |(kind, recompute, attention, packing)| Case {
@@ -317,13 +317,13 @@ fn compare(cases: impl Iterator<Item = Case>) {
 /// In bf16 on a processor without instructions for it, the quick ones: the first case of each narrow model.
 #[test]
 fn the_planner_counts_what_a_step_takes() {
-    let fp32 = models().flat_map(|model| cases(&model, Precision::Fp32).collect::<Vec<_>>());
+    let fp32 = models().flat_map(|model| cases(model, Precision::Fp32));
     let bf16 = models().flat_map(|model| {
         let most = match (has_bf16_instructions(), model.hidden_size) {
             (true, _) => usize::MAX,
             (false, width) => usize::from(width == 128),
         };
-        cases(&model, Precision::Bf16).take(most).collect::<Vec<_>>()
+        cases(model, Precision::Bf16).take(most)
     });
     compare(fp32.chain(bf16));
 }
@@ -332,5 +332,5 @@ fn the_planner_counts_what_a_step_takes() {
 #[test]
 #[ignore = "takes minutes on a processor without instructions for bf16; part of `make nightly`"]
 fn the_planner_counts_bf16_of_every_model() {
-    compare(models().filter_map(|model| cases(&model, Precision::Bf16).next()));
+    compare(models().filter_map(|model| cases(model, Precision::Bf16).next()));
 }

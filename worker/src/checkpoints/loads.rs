@@ -2,7 +2,7 @@
 //! has found the same, or has not read the shard for a long time.
 
 use super::shards::{from_shard, tensors};
-use super::{Checkpoints, Inner};
+use super::{Checkpoints, CheckpointsConfig, Inner};
 use crate::model::Module;
 use crate::state::UnitState;
 use std::collections::BTreeSet;
@@ -99,12 +99,12 @@ impl Checkpoints {
         id: StateId,
         arrived: &mut impl FnMut(),
     ) -> Result<UnitState, Unread> {
-        let Inner {
+        let CheckpointsConfig {
             store,
             model,
             scaling,
             ..
-        } = &*self.inner;
+        } = &self.inner.config;
         let layout = store.layout();
         let wanted = match model {
             Module::Transformer(_) => None,
@@ -133,8 +133,8 @@ impl Inner {
         found: &CheckpointError,
         arrived: &mut impl FnMut(),
     ) -> Result<bool, CheckpointError> {
-        let location = self.store.location();
-        let Some(unit) = location.doubt(id, found, &self.reader).await? else {
+        let location = self.config.store.location();
+        let Some(unit) = location.doubt(id, found, &self.config.reader).await? else {
             return Ok(false);
         };
         tracing::warn!(%found, "a shard is damaged for this worker; waits until the coordinator has read it too");

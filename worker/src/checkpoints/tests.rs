@@ -33,12 +33,21 @@ const SMALL: Transformer = Transformer {
 
 /// The checkpoints of a model in a folder, without limits, where training leaves one processor idle.
 fn of_folder(folder: &tempfile::TempDir) -> Checkpoints {
-    Checkpoints::over(without_threads(folder, Box::new(|_, _| None)), 1).unwrap()
+    within(folder, Box::new(|_, _| None))
 }
 
-/// The same without the threads that copy and upload. The model is trained on the dataset `data` in the folder, and copies have this much
-/// room.
+/// The same with this much room for copies.
+fn within(folder: &tempfile::TempDir, room: Room) -> Checkpoints {
+    Checkpoints::start(config(folder, room)).unwrap()
+}
+
+/// The same without the threads that copy and upload.
 fn without_threads(folder: &tempfile::TempDir, room: Room) -> Arc<Inner> {
+    Arc::new(Inner::new(config(folder, room)))
+}
+
+/// The model is trained on the dataset `data` in the folder.
+fn config(folder: &tempfile::TempDir, room: Room) -> CheckpointsConfig {
     let data = varuna_api::Data {
         train: vec![varuna_api::DataSource {
             path: folder.path().join("data").to_str().unwrap().to_owned(),
@@ -56,20 +65,16 @@ fn without_threads(folder: &tempfile::TempDir, room: Room) -> Arc<Inner> {
         moments: Moments::Adam,
     };
     let location = varuna_checkpoint::Location::open(folder.path().to_str().unwrap()).unwrap();
-    let store = Store::new(location, SMALL.layout(), facts);
-    let unlimited = RateLimit::new(None);
-    let tokenizer = DataTokenizer::of(data);
-    let buffers = Arc::new(Buffers::within(room));
-    let inner = Inner::new(
-        store,
-        SMALL.into(),
-        LossScaling::OFF,
-        unlimited,
-        tokenizer,
-        buffers,
-        "w7 on node-3".into(),
-    );
-    Arc::new(inner)
+    CheckpointsConfig {
+        store: Store::new(location, SMALL.layout(), facts),
+        model: SMALL.into(),
+        scaling: LossScaling::OFF,
+        rate_limit: RateLimit::new(None),
+        tokenizer: DataTokenizer::of(data),
+        buffers: Arc::new(Buffers::within(room)),
+        reader: "w7 on node-3".into(),
+        idle_processors: NonZero::<usize>::MIN,
+    }
 }
 
 fn whole(unit: Unit) -> UnitState {
@@ -81,7 +86,7 @@ fn whole(unit: Unit) -> UnitState {
 }
 
 fn copy_of(inner: &Inner, state: UnitState) -> StateCopy {
-    inner.buffers.hold(state.progress, state.data)
+    inner.config.buffers.hold(state.progress, state.data)
 }
 
 /// Uploads a unit that was copied, as the threads do.
@@ -110,7 +115,7 @@ async fn put_all(inner: &Arc<Inner>, id: StateId) -> Vec<Result<Option<JoinHandl
 }
 
 async fn listed(inner: &Inner) -> varuna_checkpoint::Listed {
-    let mut all = inner.store.location().list().await.unwrap();
+    let mut all = inner.config.store.location().list().await.unwrap();
     assert_eq!(all.len(), 1);
     all.remove(0)
 }
@@ -126,14 +131,19 @@ async fn completing_worker_marks_a_damaged_shard() {
     let last = own.pop().unwrap();
     let shard = to_shard(
         &SMALL.into(),
-        &inner.scaling,
+        &inner.config.scaling,
         (units, Moments::Adam),
         (id(3), unit),
         copy_of(&inner, whole(unit)),
     );
     let cut = shard.encode().unwrap();
     let cut = cut.slice(..cut.len() - 4);
-    inner.store.put_shard(id(3), unit, cut, &limit).await.unwrap();
+    inner
+        .config
+        .store
+        .put_shard(id(3), unit, cut, &limit)
+        .await
+        .unwrap();
     for unit in own {
         upload(&inner, id(3), unit).await.unwrap();
     }
@@ -230,7 +240,14 @@ async fn damage_that_nobody_reads_again_is_marked_in_the_end() {
     assert!((600..660).contains(&waited) && told > 500, "{waited} s, {told}");
     assert!(listed(&checkpoints.inner).await.marked_damaged);
     // If all marks name one machine, that may be at fault.
-    let refusal = checkpoints.inner.store.location().refusal(id(5)).await.unwrap();
+    let refusal = checkpoints
+        .inner
+        .config
+        .store
+        .location()
+        .refusal(id(5))
+        .await
+        .unwrap();
     assert!(refusal.is_some_and(|mark| mark.why.ends_with("(found by w7 on node-3)")));
 }
 
@@ -259,13 +276,20 @@ async fn a_second_reader_that_finds_damage_too_ends_the_wait() {
     let began = tokio::time::Instant::now();
     let decide = async {
         until_doubted(&checkpoints.inner).await;
-        let location = checkpoints.inner.store.location();
+        let location = checkpoints.inner.config.store.location();
         location.mark_damaged(id(5), "by the second one").await.unwrap();
     };
     let (loaded, ()) = tokio::join!(checkpoints.load(Unit(1), id(5), || {}), decide);
     assert_damaged(&loaded);
     assert!(began.elapsed() < Duration::from_secs(5));
-    let refusal = checkpoints.inner.store.location().refusal(id(5)).await.unwrap();
+    let refusal = checkpoints
+        .inner
+        .config
+        .store
+        .location()
+        .refusal(id(5))
+        .await
+        .unwrap();
     assert_eq!(refusal.unwrap().why, "by the second one");
 }
 
@@ -279,7 +303,7 @@ async fn who_doubts_a_sound_shard_twice_is_at_fault() {
             if !is_lasting {
                 flip_bit(&shard_path(&folder, Unit(1)));
             }
-            let location = checkpoints.inner.store.location();
+            let location = checkpoints.inner.config.store.location();
             location.dismiss_doubt(id(5), "segment-001").await.unwrap();
         };
         let (loaded, ()) = tokio::join!(checkpoints.load(Unit(1), id(5), || {}), decide);
@@ -300,7 +324,12 @@ async fn tokenizer_is_kept_with_the_first_complete_checkpoint() {
     let description = folder.path().join("data.json");
     // It cannot be read now. Training continues without it, and it is tried again later.
     std::fs::write(&description, "{").unwrap();
-    let keep = || inner.tokenizer.keep(inner.store.location(), &inner.rate_limit);
+    let keep = || {
+        inner
+            .config
+            .tokenizer
+            .keep(inner.config.store.location(), &inner.config.rate_limit)
+    };
     keep().await;
     let kept = folder.path().join("small/published");
     assert!(!kept.exists());
@@ -388,12 +417,13 @@ async fn stored_state_is_not_written_again() {
     assert_eq!(files(), first);
     // A checkpoint that was deleted because of damage is written again, although this worker has written it before.
     inner
+        .config
         .store
         .location()
         .mark_damaged(id(5), "for the test")
         .await
         .unwrap();
-    assert!(inner.store.location().discard(id(5)).await.unwrap());
+    assert!(inner.config.store.location().discard(id(5)).await.unwrap());
     assert!(put_all(&inner, id(5)).await.iter().all(Result::is_ok));
     assert!(files().keys().eq(first.keys()));
     assert!(listed(&inner).await.is_usable());
@@ -451,7 +481,7 @@ async fn slow_checkpoint_is_given_up_and_counted() {
 #[test]
 fn worker_without_memory_is_busy_until_another_plan() {
     let folder = tempfile::tempdir().unwrap();
-    let checkpoints = Checkpoints::over(without_threads(&folder, Box::new(|_, _| Some(0))), 1).unwrap();
+    let checkpoints = within(&folder, Box::new(|_, _| Some(0)));
     let inner = &checkpoints.inner;
     assert!(!checkpoints.is_busy());
     for given_up in 1..=2 {
@@ -474,7 +504,7 @@ fn waiting_unit_is_dropped_when_another_plan_comes() {
         let _ = ask.send(());
         Some(0_u64)
     };
-    let checkpoints = Checkpoints::over(without_threads(&folder, Box::new(no_room)), 1).unwrap();
+    let checkpoints = within(&folder, Box::new(no_room));
     let inner = Arc::clone(&checkpoints.inner);
     std::thread::spawn(move || {
         copy(&inner, id(3), Unit(1), false);
@@ -498,7 +528,7 @@ fn a_state_of_an_earlier_plan_is_saved_where_it_has_room() {
     let state = held(Unit(1));
     let read = state.snapshot().unwrap();
     assert!(inner.admit(id(3), Unit(1), read.elements()));
-    inner.buffers.begin_anew();
+    inner.config.buffers.begin_anew();
     inner.copy(id(3), Unit(1), read);
     assert_eq!(inner.given_up.load(Ordering::Relaxed), 0);
     assert!(inner.backlog.lock().next().is_some());
@@ -543,7 +573,7 @@ fn checkpoints_are_made_after_panics_in_uploads() {
         assert!(is_sound, "a defect");
         None
     };
-    let checkpoints = Checkpoints::over(without_threads(&folder, Box::new(room)), 1).unwrap();
+    let checkpoints = within(&folder, Box::new(room));
     let inner = &checkpoints.inner;
     for step in 1..=1 + UPLOADS as u64 {
         let copy = copy_of(inner, whole(Unit(0)));

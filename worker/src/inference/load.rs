@@ -4,6 +4,7 @@ use super::trained::TrainedModel;
 use crate::ablation::Ablations;
 use crate::backend::{Backend, Platform};
 use crate::model::attention_shape;
+use crate::processors;
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -267,8 +268,8 @@ impl ModelArguments {
 
     /// The backend for these arguments.
     pub(super) fn backend(&self, platform: Platform) -> Result<Backend> {
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let threads = self.threads.map_or(cores, |threads| threads as usize);
+        let cores = || processors::available().get();
+        let threads = self.threads.map_or_else(cores, |threads| threads as usize);
         tch::set_num_threads(i32::try_from(threads).unwrap_or(1));
         let device = (platform.device)(self.device).context("--device")?;
         let opened = Backend::open(platform, (device, 1), self.precision.into(), Ablations::NONE);

@@ -11,6 +11,7 @@ mod network;
 use crate::ablation::Ablations;
 use crate::backend::{Backend, Platform};
 use crate::model::{Module, attention_shape, score_memory};
+use crate::processors;
 use anyhow::{Context, Result, bail};
 use compute::{Bench, Samples};
 use std::collections::BTreeMap;
@@ -134,8 +135,7 @@ impl Arguments {
 }
 
 fn cores() -> u32 {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    u32::try_from(cores).unwrap_or(u32::MAX)
+    u32::try_from(processors::available().get()).unwrap_or(u32::MAX)
 }
 
 /// Median, and the distance from the first to the third quartile.

@@ -1,7 +1,8 @@
 //! A deleted checkpoint leaves nothing on a disk.
 
+use crate::facts;
 use std::path::Path;
-use varuna_checkpoint::{Facts, Location, RateLimit, Retention, Shard, Store, folder_name, unit_name};
+use varuna_checkpoint::{Location, RateLimit, Retention, Shard, Store, folder_name, unit_name};
 use varuna_plan::state::Chain;
 use varuna_plan::{Generation, Layout, StateId, Step, Unit};
 
@@ -16,17 +17,8 @@ fn id(step: u64) -> StateId {
 }
 
 fn store(folder: &Path) -> Store {
-    let facts = Facts {
-        job: "demo".into(),
-        model: serde_json::Value::Null,
-        training_hash: String::new(),
-        seed: 1,
-        global_batch_size: 1,
-        data_fingerprint: String::new(),
-        moments: varuna_plan::Moments::Adam,
-    };
     let location = Location::open(folder.to_str().unwrap()).unwrap();
-    Store::new(location, LAYOUT, facts)
+    Store::new(location, LAYOUT, facts())
 }
 
 async fn put(store: &Store, id: StateId, unit: Unit) {

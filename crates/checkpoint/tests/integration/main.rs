@@ -6,3 +6,18 @@ mod folders;
 mod formats;
 mod origin;
 mod reading;
+
+use varuna_checkpoint::Facts;
+
+/// The facts of a job `demo`, of which nothing else is known.
+fn facts() -> Facts {
+    Facts {
+        job: "demo".into(),
+        model: serde_json::Value::Null,
+        training_hash: String::new(),
+        seed: 1,
+        global_batch_size: 1,
+        data_fingerprint: String::new(),
+        moments: varuna_plan::Moments::Adam,
+    }
+}

@@ -1,11 +1,12 @@
 //! Shards are read in the same way from a disk and from an object store, and damage is found in both.
 
+use crate::facts;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, PutPayload};
 use std::sync::Arc;
 use varuna_checkpoint::{
-    CheckpointError, Facts, Location, Manifest, RateLimit, Shard, ShardTensor, Store, folder_name, unit_name,
+    CheckpointError, Location, Manifest, RateLimit, Shard, ShardTensor, Store, folder_name, unit_name,
 };
 use varuna_plan::state::Chain;
 use varuna_plan::{Generation, Layout, StateId, Step, Unit};
@@ -43,16 +44,7 @@ async fn save(location: Location) -> (Store, Manifest) {
 }
 
 async fn save_as(location: Location, layout: Layout, shard: impl Fn(Unit) -> Shard) -> (Store, Manifest) {
-    let facts = Facts {
-        job: "demo".into(),
-        model: serde_json::Value::Null,
-        training_hash: String::new(),
-        seed: 1,
-        global_batch_size: 1,
-        data_fingerprint: String::new(),
-        moments: varuna_plan::Moments::Adam,
-    };
-    let store = Store::new(location, layout, facts);
+    let store = Store::new(location, layout, facts());
     for unit in layout.all_units() {
         let file = shard(unit).into_file().unwrap();
         let limit = RateLimit::default();
