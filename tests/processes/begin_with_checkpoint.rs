@@ -3,7 +3,7 @@
 use nix::sys::signal::Signal;
 use std::path::Path;
 use tempfile::TempDir;
-use varuna_fixtures::{JobFile, Run, assert_same_curve, event, last_of_each, signal};
+use varuna_fixtures::{JobFile, Run, assert_same_curve, event, last_of_each, signal, undisturbed};
 
 const STEPS: u64 = 60;
 
@@ -69,13 +69,9 @@ fn job_starts_from_another_jobs_checkpoint() {
         second.report()
     );
     assert!(bases.len() > 1, "{}", second.report());
-    let mut undisturbed = Run::start(&JobFile::default(), 1);
-    assert_eq!(undisturbed.exit_code(), 0, "{}", undisturbed.report());
-    let curve = undisturbed.metrics();
-    let mut whole = curve.clone();
-    whole.truncate(20);
+    let mut whole = undisturbed(&JobFile::default())[..20].to_vec();
     whole.extend(last_of_each(&second.metrics()));
-    assert_same_curve(&curve, &whole, STEPS);
+    assert_same_curve(undisturbed(&JobFile::default()), &whole, STEPS);
     // The job has its own checkpoint of its last step. So it has nothing left to do, although the other job's checkpoint is gone.
     drop(second);
     std::fs::remove_dir_all(base.path().join("elastic")).unwrap();

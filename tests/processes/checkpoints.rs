@@ -3,7 +3,7 @@
 use nix::sys::signal::Signal;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
-use varuna_fixtures::{JobFile, Metric, Run, assert_same_curve, event, last_of_each, signal};
+use varuna_fixtures::{JobFile, Run, assert_same_curve, event, last_of_each, signal, undisturbed};
 
 const STEPS: u64 = 60;
 
@@ -63,12 +63,6 @@ fn complete_run_continues_with_more_steps() {
     );
 }
 
-fn undisturbed() -> Vec<Metric> {
-    let mut run = Run::start(&JobFile::default(), 1);
-    assert_eq!(run.exit_code(), 0, "{}", run.report());
-    run.metrics()
-}
-
 /// Names of the complete checkpoints, oldest first.
 fn complete(store: &Path) -> Vec<PathBuf> {
     let folders = std::fs::read_dir(store.join("elastic"))
@@ -107,7 +101,11 @@ fn new_workers_resume_from_the_newest_checkpoint() {
     assert!(newest >= 10 && newest.is_multiple_of(5), "{resumed}");
     let lost = trained.map(|step| step - newest);
     assert_eq!(resumed["stepsLost"].as_u64(), lost, "{resumed}");
-    assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);
+    assert_same_curve(
+        undisturbed(&JobFile::default()),
+        &last_of_each(&run.metrics()),
+        STEPS,
+    );
 }
 
 #[test]
@@ -138,11 +136,9 @@ fn later_run_resumes_under_another_plan() {
     assert!(base > 0, "{resumed}");
     let metrics = second.metrics();
     assert_eq!(metrics.first().map(|m| m.step.0), Some(base + 1));
-    let mut whole: Vec<Metric> = undisturbed();
-    let curve = whole.clone();
-    whole.truncate(usize::try_from(base).unwrap());
+    let mut whole = undisturbed(&JobFile::default())[..usize::try_from(base).unwrap()].to_vec();
     whole.extend(metrics);
-    assert_same_curve(&curve, &whole, STEPS);
+    assert_same_curve(undisturbed(&JobFile::default()), &whole, STEPS);
     // The second run has saved a checkpoint at its end, so a third run has nothing left to do.
     let mut third = Run::start(&job(store.path()), 2);
     assert_eq!(third.exit_code(), 0, "{}", third.report());
@@ -166,11 +162,9 @@ fn checkpoint_without_manifest_is_completed() {
     let resumed = event(&second, "resumed").unwrap();
     let base = resumed["base"]["step"].as_u64().unwrap();
     assert!(base >= step_of(&newest), "{resumed}");
-    let mut whole = undisturbed();
-    let curve = whole.clone();
-    whole.truncate(usize::try_from(base).unwrap());
+    let mut whole = undisturbed(&JobFile::default())[..usize::try_from(base).unwrap()].to_vec();
     whole.extend(second.metrics());
-    assert_same_curve(&curve, &whole, STEPS);
+    assert_same_curve(undisturbed(&JobFile::default()), &whole, STEPS);
 }
 
 #[test]
@@ -318,5 +312,9 @@ fn full_disk_stops_nobody() {
     // The disk was unmounted when the run ended, but the run has checked the checkpoint before.
     let saved = event(&run, "checkpointed").unwrap_or_else(|| panic!("{}", run.report()));
     assert_eq!(saved["step"], STEPS, "{}", run.report());
-    assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);
+    assert_same_curve(
+        undisturbed(&JobFile::default()),
+        &last_of_each(&run.metrics()),
+        STEPS,
+    );
 }

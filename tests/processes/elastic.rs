@@ -2,28 +2,26 @@
 
 use nix::sys::signal::Signal;
 use std::collections::BTreeSet;
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
-use varuna_fixtures::{JobFile, Metric, Run, assert_same_curve, event, last_of_each, signal};
+use varuna_fixtures::{JobFile, Run, assert_same_curve, event, last_of_each, signal, undisturbed};
 use varuna_model::SegmentKind;
 use varuna_plan::{Plan, ScheduleKind};
 use varuna_protocol::Phase;
 
 const STEPS: u64 = 60;
 
-/// The losses of an undisturbed run with one worker.
-fn undisturbed() -> &'static [Metric] {
-    static CURVE: OnceLock<Vec<Metric>> = OnceLock::new();
-    CURVE.get_or_init(|| {
-        let mut run = Run::start(&JobFile::default(), 1);
-        assert_eq!(run.exit_code(), 0, "{}", run.report());
-        run.metrics()
-    })
+/// Waits for the end of a run of this job, or of one with the same losses.
+fn finish(mut run: Run, job: &JobFile) {
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
+    assert_same_curve(undisturbed(job), &run.metrics(), STEPS);
 }
 
-fn finish(mut run: Run) {
-    assert_eq!(run.exit_code(), 0, "{}", run.report());
-    assert_same_curve(undisturbed(), &run.metrics(), STEPS);
+/// A job that still trains when a new worker has joined, or the plan was changed.
+fn long_steps() -> JobFile {
+    JobFile {
+        batch: 8,
+        ..JobFile::default()
+    }
 }
 
 fn two_stages() -> JobFile {
@@ -35,7 +33,7 @@ fn two_stages() -> JobFile {
 
 #[test]
 fn four_workers_draw_the_curve_of_one() {
-    finish(Run::start(&two_stages(), 4));
+    finish(Run::start(&two_stages(), 4), &JobFile::default());
 }
 
 #[test]
@@ -45,7 +43,7 @@ fn a_killed_worker_costs_no_step() {
     let workers = run.wait_for_workers(4);
     signal(workers[1].pid, Signal::SIGKILL);
     run.wait_for_workers(3);
-    finish(run);
+    finish(run, &JobFile::default());
 }
 
 /// With SGD, the state of a unit has two parts instead of three: in memory, in transfers to a new worker, and in the store.
@@ -60,7 +58,7 @@ fn sgd_draws_its_curve_through_a_kill_a_growth_and_a_restore() {
         learning_rate: 0.1,
         min_depth,
         checkpoint,
-        ..JobFile::default()
+        ..long_steps()
     };
     let mut alone = Run::start(&job(1, None), 1);
     assert_eq!(alone.exit_code(), 0, "{}", alone.report());
@@ -111,7 +109,7 @@ fn encryption_changes_no_loss_and_no_recovery() {
         logs.contains("connections to other workers are encrypted"),
         "{logs}"
     );
-    finish(run);
+    finish(run, &JobFile::default());
 }
 
 /// The best cut of one block is between its attention and its MLP, with two stages as well as with three.
@@ -153,7 +151,8 @@ fn kill_under_a_plan_that_cuts_a_block_costs_no_step() {
 fn interleaved_pipeline_recovers_from_a_loss() {
     let job = JobFile {
         pipeline: vec!["schedule: interleaved".to_owned()],
-        ..two_stages()
+        min_depth: 2,
+        ..long_steps()
     };
     let mut run = Run::start(&job, 4);
     run.wait_for_step(10);
@@ -163,7 +162,7 @@ fn interleaved_pipeline_recovers_from_a_loss() {
     assert!(run.varuna(&["scale", "RUN", "4"]).status.success());
     run.wait_for_workers(4);
     assert_eq!(run.exit_code(), 0, "{}", run.report());
-    assert_same_curve(undisturbed(), &run.metrics(), STEPS);
+    assert_same_curve(undisturbed(&long_steps()), &run.metrics(), STEPS);
     let trained: BTreeSet<u64> = run.metrics().iter().map(|m| m.generation.0).collect();
     let plans = run.plans();
     let ran = plans.iter().filter(|p| trained.contains(&p.generation.0));
@@ -185,7 +184,7 @@ fn simultaneous_kills_cost_no_step_with_holders_left() {
         signal(worker.pid, Signal::SIGKILL);
     }
     run.wait_for_workers(1);
-    finish(run);
+    finish(run, &JobFile::default());
 }
 
 #[test]
@@ -199,12 +198,12 @@ fn a_worker_killed_while_a_recovery_is_under_way_costs_no_step() {
     });
     signal(workers[2].pid, Signal::SIGKILL);
     run.wait_for_workers(2);
-    finish(run);
+    finish(run, &JobFile::default());
 }
 
 #[test]
 fn a_joining_worker_is_taken_in_without_a_recovery() {
-    let mut run = Run::start(&JobFile::default(), 2);
+    let mut run = Run::start(&long_steps(), 2);
     run.wait_for_step(8);
     let scaled = run.varuna(&["scale", "RUN", "3"]);
     assert!(
@@ -221,19 +220,19 @@ fn a_joining_worker_is_taken_in_without_a_recovery() {
         "the newcomer follows the run before the switch\n{}",
         run.report()
     );
-    finish(run);
+    finish(run, &long_steps());
 }
 
 #[test]
 fn a_worker_with_notice_is_planned_around_before_it_goes() {
-    let mut run = Run::start(&JobFile::default(), 3);
+    let mut run = Run::start(&long_steps(), 3);
     run.wait_for_step(8);
     let workers = run.wait_for_workers(3);
     signal(workers[2].pid, Signal::SIGTERM);
     run.wait_for_workers(2);
     let fences = run.events().iter().filter(|e| e["event"] == "fenced").count();
     assert_eq!(fences, 0, "a drain is a planned change\n{}", run.report());
-    finish(run);
+    finish(run, &long_steps());
 }
 
 #[test]
@@ -252,7 +251,7 @@ fn hung_worker_is_found_and_harmless_later() {
         (running == 3 && status.run.generation.0 > 1).then_some(())
     });
     signal(workers[3].pid, Signal::SIGCONT);
-    finish(run);
+    finish(run, &JobFile::default());
 }
 
 #[test]
@@ -275,7 +274,7 @@ fn training_waits_below_the_minimum_of_workers() {
             .then_some(())
     });
     assert!(run.varuna(&["scale", "RUN", "2"]).status.success());
-    finish(run);
+    finish(run, &JobFile::default());
 }
 
 #[test]
@@ -292,7 +291,11 @@ fn loss_of_a_last_holder_has_its_own_exit_code() {
 
 #[test]
 fn next_coordinator_takes_over_running_training() {
-    let mut run = Run::start_apart(&two_stages(), 4);
+    let job = JobFile {
+        min_depth: 2,
+        ..long_steps()
+    };
+    let mut run = Run::start_apart(&job, 4);
     run.wait_for_step(10);
     run.wait_for_workers(4);
     run.kill_coordinator();
@@ -317,7 +320,7 @@ fn next_coordinator_takes_over_running_training() {
     // On a busy machine a slow moment may cause a planned change, because of a worker's speed. The takeover itself causes no plan.
     let not_changes = |e: &&serde_json::Value| e["event"] == "planned" && e["change"] == false;
     assert_eq!(events.iter().filter(not_changes).count(), 1, "{}", run.report());
-    finish(run);
+    finish(run, &long_steps());
 }
 
 /// All addresses in the run's plans are IPv6.
@@ -341,7 +344,7 @@ fn ipv6_run_survives_a_loss_and_answers_commands() {
     signal(workers[0].pid, Signal::SIGKILL);
     assert_eq!(run.exit_code(), 0, "{}", run.report());
     assert!(event(&run, "workerLost").is_some(), "{}", run.report());
-    assert_same_curve(undisturbed(), &run.metrics(), STEPS);
+    assert_same_curve(undisturbed(&JobFile::default()), &run.metrics(), STEPS);
     assert_on_ipv6(&run);
 }
 
@@ -349,6 +352,6 @@ fn ipv6_run_survives_a_loss_and_answers_commands() {
 fn a_run_needs_no_option_on_a_machine_without_ipv4() {
     let mut run = Run::start_without_ipv4(&JobFile::default(), 2);
     assert_eq!(run.exit_code(), 0, "{}", run.report());
-    assert_same_curve(undisturbed(), &run.metrics(), STEPS);
+    assert_same_curve(undisturbed(&JobFile::default()), &run.metrics(), STEPS);
     assert_on_ipv6(&run);
 }

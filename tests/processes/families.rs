@@ -50,6 +50,7 @@ fn a_qwen_that_loses_a_worker_draws_the_curve_of_one() {
 fn a_bert_draws_the_curve_of_one_through_a_kill_and_a_growth() {
     let job = |min_depth| JobFile {
         steps: LONG,
+        batch: 8,
         min_depth,
         ..JobFile::bert()
     };
@@ -126,6 +127,7 @@ fn a_llama_draws_one_curve_through_a_kill_growth_and_a_restart() {
     let sizes = ["preset: llama-tiny", "kvHeads: 2", "innerSize: 128"];
     assert_same_curve_through_kill_growth_and_restart(&JobFile {
         steps: LONG,
+        batch: 8,
         layers: 2,
         model: sizes.map(str::to_owned).into(),
         learning_rate: 0.001,

@@ -2,8 +2,7 @@
 //! training stands still.
 
 use nix::sys::signal::Signal;
-use std::sync::OnceLock;
-use varuna_fixtures::{JobFile, Metric, Run, assert_same_curve, signal};
+use varuna_fixtures::{JobFile, Run, assert_same_curve, signal, undisturbed};
 use varuna_plan::{Plan, WorkerId};
 
 const STEPS: u64 = 240;
@@ -11,18 +10,9 @@ const STEPS: u64 = 240;
 fn job() -> JobFile {
     JobFile {
         steps: STEPS,
+        batch: 8,
         ..JobFile::default()
     }
-}
-
-/// The losses of an undisturbed run with one worker.
-fn undisturbed() -> &'static [Metric] {
-    static CURVE: OnceLock<Vec<Metric>> = OnceLock::new();
-    CURVE.get_or_init(|| {
-        let mut run = Run::start(&job(), 1);
-        assert_eq!(run.exit_code(), 0, "{}", run.report());
-        run.metrics()
-    })
 }
 
 fn count(run: &Run, kind: &str) -> usize {
@@ -49,12 +39,12 @@ fn plan_in_force(run: &Run) -> Option<Plan> {
 /// A pipeline of three stages whose second worker ends at a known time. The others get its segments, and train meanwhile.
 #[test]
 fn gaining_members_follow_while_training() {
-    let job = JobFile {
+    let noticed = JobFile {
         min_depth: 2,
         spec: vec!["disruption: {noticeSeconds: 4}".into()],
         ..job()
     };
-    let mut run = Run::start(&job, 3);
+    let mut run = Run::start(&noticed, 3);
     run.wait_for_workers(3);
     run.wait_for_step(8);
     let before = plan_in_force(&run).expect("steps were committed under a plan");
@@ -69,7 +59,7 @@ fn gaining_members_follow_while_training() {
         plan_in_force(run).filter(|plan| !plan.has(goes))
     });
     assert_eq!(run.exit_code(), 0, "{}", run.report());
-    assert_same_curve(undisturbed(), &run.metrics(), STEPS);
+    assert_same_curve(undisturbed(&job()), &run.metrics(), STEPS);
     let gains = |w: &WorkerId| after.units(*w).iter().any(|u| !before.units(*w).contains(u));
     let gain: Vec<WorkerId> = after.members().iter().copied().filter(gains).collect();
     let stay = after.members().iter().all(|w| before.has(*w));
@@ -94,7 +84,7 @@ fn change_without_following_keeps_the_losses() {
     let plan = grow(&mut run, 2);
     assert!(!plan.following, "{}", run.report());
     assert_eq!(run.exit_code(), 0, "{}", run.report());
-    assert_same_curve(undisturbed(), &run.metrics(), STEPS);
+    assert_same_curve(undisturbed(&job()), &run.metrics(), STEPS);
     // On a busy machine a slow moment may cause another change, because of a worker's speed. That change is made without following, too.
     let events = run.events();
     let switched = |e: &&serde_json::Value| e["event"] == "switched" && e["generation"] == plan.generation.0;

@@ -3,7 +3,7 @@
 use nix::sys::signal::Signal;
 use std::path::Path;
 use tempfile::TempDir;
-use varuna_fixtures::{JobFile, Metric, Run, assert_curve_within, event, last_of_each, signal};
+use varuna_fixtures::{JobFile, Metric, Run, assert_curve_within, event, last_of_each, signal, undisturbed};
 
 const STEPS: u64 = 60;
 /// Far more than fp16 can represent: the first steps overflow, and each halves the scale. After every eight steps it is doubled, until it
@@ -18,6 +18,7 @@ fn fp16(min_depth: u32) -> JobFile {
     JobFile {
         min_depth,
         hidden: 32,
+        batch: 8,
         training: vec!["precision: fp16".into(), SCALE.into()],
         ..JobFile::default()
     }
@@ -28,12 +29,6 @@ fn saving(store: &Path, min_depth: u32) -> JobFile {
         checkpoint: Some(format!("uri: {}, intervalSteps: 3", store.display())),
         ..fp16(min_depth)
     }
-}
-
-fn undisturbed() -> Vec<Metric> {
-    let mut run = Run::start(&fp16(1), 1);
-    assert_eq!(run.exit_code(), 0, "{}", run.report());
-    run.metrics()
 }
 
 fn assert_same(undisturbed: &[Metric], run: &[Metric]) {
@@ -63,7 +58,7 @@ fn kill_and_join_do_not_change_the_loss_scale() {
     assert_eq!(run.exit_code(), 0, "{}", run.report());
     let trained: std::collections::BTreeSet<u64> = run.metrics().iter().map(|m| m.generation.0).collect();
     assert!(trained.len() > 1, "steps before and after the kill: {trained:?}");
-    assert_same(&undisturbed(), &run.metrics());
+    assert_same(undisturbed(&fp16(1)), &run.metrics());
 }
 
 #[test]
@@ -86,7 +81,7 @@ fn restored_run_continues_with_its_loss_scale() {
     let resumed = event(&run, "resumed").unwrap();
     assert_eq!(resumed["restored"], true, "{resumed}");
     assert!(resumed["base"]["step"].as_u64() > Some(0), "{resumed}");
-    assert_same(&undisturbed(), &last_of_each(&run.metrics()));
+    assert_same(undisturbed(&fp16(1)), &last_of_each(&run.metrics()));
     let status = run.varuna(&["status", "RUN"]);
     let status = String::from_utf8_lossy(&status.stdout).into_owned();
     let last = run.metrics().pop().unwrap();

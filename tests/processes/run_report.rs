@@ -11,7 +11,7 @@ use varuna_plan::measured_step::measured_workers;
 use varuna_run_folder::{Metric, RunFiles};
 
 /// Number of samples in the test job's step.
-const SAMPLES: u64 = 8;
+const SAMPLES: u64 = 4;
 /// How long a scrape may take, far longer than any does.
 const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -1,35 +1,27 @@
 //! Spare copies with real processes: if each segment has one holder, killing that holder with SIGKILL costs no step, and no store is read.
 
 use nix::sys::signal::Signal;
-use std::sync::OnceLock;
 use std::time::Duration;
-use varuna_fixtures::{JobFile, Metric, Run, assert_same_curve, signal};
+use varuna_fixtures::{JobFile, Run, assert_same_curve, signal, undisturbed};
 use varuna_plan::WorkerId;
 use varuna_protocol::coordinator::RunView;
 
 const STEPS: u64 = 200;
 
-fn stages(min_depth: u32) -> JobFile {
+fn without_copies() -> JobFile {
     JobFile {
         steps: STEPS,
-        min_depth,
-        spare_copies: "1",
+        batch: 8,
         ..JobFile::default()
     }
 }
 
-/// The losses of an undisturbed run with one worker.
-fn undisturbed() -> &'static [Metric] {
-    static CURVE: OnceLock<Vec<Metric>> = OnceLock::new();
-    CURVE.get_or_init(|| {
-        let job = JobFile {
-            spare_copies: "0",
-            ..stages(1)
-        };
-        let mut run = Run::start(&job, 1);
-        assert_eq!(run.exit_code(), 0, "{}", run.report());
-        run.metrics()
-    })
+fn stages(min_depth: u32) -> JobFile {
+    JobFile {
+        min_depth,
+        spare_copies: "1",
+        ..without_copies()
+    }
 }
 
 /// Waits until every unit that only one worker holds has a spare copy that is in step with the run. Returns the members of the only
@@ -66,7 +58,7 @@ fn kill(run: &mut Run, worker: WorkerId) {
 /// Every step is published once, with the undisturbed losses, and the events mention neither the store nor a lost step.
 fn finish(mut run: Run, kills: usize) {
     assert_eq!(run.exit_code(), 0, "{}", run.report());
-    assert_same_curve(undisturbed(), &run.metrics(), STEPS);
+    assert_same_curve(undisturbed(&without_copies()), &run.metrics(), STEPS);
     let events = run.events();
     let count = |kind: &str| events.iter().filter(|e| e["event"] == kind).count();
     assert!(count("fenced") >= kills, "{}", run.report());

@@ -6,7 +6,7 @@
 use nix::sys::signal::Signal;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
-use varuna_fixtures::{JobFile, Metric, Run, assert_same_curve, event, last_of_each, signal};
+use varuna_fixtures::{JobFile, Run, assert_same_curve, event, last_of_each, signal, undisturbed};
 use varuna_store_tests::{Answer, FaultyProxy, Server, minio};
 
 const STEPS: u64 = 60;
@@ -68,12 +68,6 @@ impl Store {
     }
 }
 
-fn undisturbed() -> Vec<Metric> {
-    let mut run = Run::start(&JobFile::default(), 1);
-    assert_eq!(run.exit_code(), 0, "{}", run.report());
-    run.metrics()
-}
-
 /// A worker dies while a request of this kind is held. The other worker continues, and so do checkpoints.
 fn dies_while_held(method: &'static str, part: &'static str) {
     let store = Store::new();
@@ -87,7 +81,11 @@ fn dies_while_held(method: &'static str, part: &'static str) {
     run.wait_for_workers(1);
     store.proxy.pass();
     assert_eq!(run.exit_code(), 0, "{}", run.report());
-    assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);
+    assert_same_curve(
+        undisturbed(&JobFile::default()),
+        &last_of_each(&run.metrics()),
+        STEPS,
+    );
     store.verify(&run, STEPS);
 }
 
@@ -115,7 +113,11 @@ fn a_worker_dies_just_after_a_manifest_is_written() {
     signal(workers[1].pid, Signal::SIGKILL);
     assert_eq!(run.exit_code(), 0, "{}", run.report());
     assert!(event(&run, "workerLost").is_some(), "{}", run.report());
-    assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);
+    assert_same_curve(
+        undisturbed(&JobFile::default()),
+        &last_of_each(&run.metrics()),
+        STEPS,
+    );
     store.verify(&run, STEPS);
 }
 
@@ -137,11 +139,9 @@ fn run_resumes_after_all_die_during_a_save() {
     let resumed = event(&second, "resumed").unwrap();
     let base = resumed["base"]["step"].as_u64().unwrap();
     assert!(base >= EVERY && base.is_multiple_of(EVERY), "{resumed}");
-    let mut whole = undisturbed();
-    let curve = whole.clone();
-    whole.truncate(usize::try_from(base).unwrap());
+    let mut whole = undisturbed(&JobFile::default())[..usize::try_from(base).unwrap()].to_vec();
     whole.extend(second.metrics());
-    assert_same_curve(&curve, &whole, STEPS);
+    assert_same_curve(undisturbed(&JobFile::default()), &whole, STEPS);
     store.verify(&second, STEPS);
 }
 
@@ -158,7 +158,11 @@ fn store_that(answer: Answer) {
     run.wait_for_step(STEPS);
     store.proxy.pass();
     assert_eq!(run.exit_code(), 0, "{}", run.report());
-    assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);
+    assert_same_curve(
+        undisturbed(&JobFile::default()),
+        &last_of_each(&run.metrics()),
+        STEPS,
+    );
     store.verify(&run, STEPS);
 }
 
@@ -273,7 +277,11 @@ fn clock_that_jumps(by: &'static str) {
     run.wait_for_step(STEPS);
     set("+0");
     assert_eq!(run.exit_code(), 0, "{}", run.report());
-    assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);
+    assert_same_curve(
+        undisturbed(&JobFile::default()),
+        &last_of_each(&run.metrics()),
+        STEPS,
+    );
     store.verify(&run, STEPS);
 }
 
