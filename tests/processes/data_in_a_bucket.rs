@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::runtime::Runtime;
-use varuna_fixtures::{JobFile, Metric, Run, assert_same_curve, last_of_each, program, signal};
+use varuna_fixtures::{JobFile, Metric, Run, assert_same_curve, last_of_each, program, signal, undisturbed};
 use varuna_store_tests::{Answer, FaultyProxy, Server, minio};
 
 const STEPS: u64 = 60;
@@ -65,8 +65,8 @@ impl Data {
     }
 
     /// The losses of a run with the same data on a disk.
-    fn undisturbed(&self) -> Vec<Metric> {
-        curve(&packed(&self.local))
+    fn undisturbed(&self) -> &'static [Metric] {
+        undisturbed(&packed(&self.local))
     }
 }
 
@@ -76,12 +76,6 @@ fn packed(path: &str) -> JobFile {
         data: vec!["packing: {blockMask: true, resetPositions: true, maskLoss: true}".to_owned()],
         ..JobFile::default()
     }
-}
-
-fn curve(job: &JobFile) -> Vec<Metric> {
-    let mut run = Run::start(job, 1);
-    assert_eq!(run.exit_code(), 0, "{}", run.report());
-    run.metrics()
 }
 
 #[test]
@@ -94,8 +88,8 @@ fn packed_dataset_in_a_bucket_trains_through_a_kill() {
     run.wait_for_workers(1);
     assert!(run.varuna(&["scale", "RUN", "2"]).status.success());
     assert_eq!(run.exit_code(), 0, "{}", run.report());
-    let undisturbed = data.undisturbed();
-    assert_same_curve(&undisturbed, &last_of_each(&run.metrics()), STEPS);
+    let packed_metrics = data.undisturbed();
+    assert_same_curve(packed_metrics, &last_of_each(&run.metrics()), STEPS);
     // None of the three workers reads a block twice.
     let seen = data.proxy.seen("GET", "data.bin");
     assert!(
@@ -103,12 +97,12 @@ fn packed_dataset_in_a_bucket_trains_through_a_kill() {
         "{seen} reads of {} blocks",
         data.blocks
     );
-    let as_one_text = curve(&JobFile {
+    let as_one_text = undisturbed(&JobFile {
         data: Vec::new(),
         ..packed(&data.local)
     });
     assert!(
-        (as_one_text[0].loss - undisturbed[0].loss).abs() > 1e-6,
+        (as_one_text[0].loss - packed_metrics[0].loss).abs() > 1e-6,
         "packing changes the loss"
     );
 }
@@ -127,7 +121,7 @@ fn a_bucket_that_fails_for_a_moment_stops_nobody() {
         data.proxy.seen("GET", "data.bin") > 9,
         "it failed, and was asked again"
     );
-    assert_same_curve(&data.undisturbed(), &last_of_each(&run.metrics()), STEPS);
+    assert_same_curve(data.undisturbed(), &last_of_each(&run.metrics()), STEPS);
 }
 
 #[test]

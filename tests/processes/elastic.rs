@@ -60,8 +60,6 @@ fn sgd_draws_its_curve_through_a_kill_a_growth_and_a_restore() {
         checkpoint,
         ..long_steps()
     };
-    let mut alone = Run::start(&job(1, None), 1);
-    assert_eq!(alone.exit_code(), 0, "{}", alone.report());
     let saved = format!("uri: {}, intervalSteps: 5", store.path().display());
     let mut run = Run::start(&job(2, Some(saved)), 4);
     run.wait_for_step(8);
@@ -84,10 +82,10 @@ fn sgd_draws_its_curve_through_a_kill_a_growth_and_a_restore() {
     assert_eq!(run.exit_code(), 0, "{}", run.report());
     let resumed = |e: &&serde_json::Value| e["event"] == "resumed" && e["restored"] == true;
     assert!(run.events().iter().any(|e| resumed(&e)), "{}", run.report());
-    let curve = alone.metrics();
+    let curve = undisturbed(&job(1, None));
     let (first, last) = (curve[0].loss, curve[curve.len() - 1].loss);
     assert!(last < first - 0.5, "the loss fell from {first} to {last} alone");
-    assert_same_curve(&curve, &last_of_each(&run.metrics()), steps);
+    assert_same_curve(curve, &last_of_each(&run.metrics()), steps);
 }
 
 /// Steps are sent over TLS, and after the kill whole states as well.
@@ -121,15 +119,13 @@ fn kill_under_a_plan_that_cuts_a_block_costs_no_step() {
         min_depth,
         ..JobFile::default()
     };
-    let mut whole = Run::start(&job(1), 1);
-    assert_eq!(whole.exit_code(), 0, "{}", whole.report());
     let mut run = Run::start(&job(2), 4);
     run.wait_for_step(10);
     let workers = run.wait_for_workers(4);
     signal(workers[1].pid, Signal::SIGKILL);
     // Its steps are short, so the run may end before three workers are seen.
     assert_eq!(run.exit_code(), 0, "{}", run.report());
-    assert_same_curve(&whole.metrics(), &run.metrics(), STEPS);
+    assert_same_curve(undisturbed(&job(1)), &run.metrics(), STEPS);
     let model = run.job().model;
     let cuts_inside = |plan: &Plan| {
         let mut stages = plan.shape.pipelines.iter().flat_map(|p| &p.stages);

@@ -4,7 +4,7 @@
 use nix::sys::signal::Signal;
 use std::collections::BTreeSet;
 use tempfile::TempDir;
-use varuna_fixtures::{JobFile, Run, assert_same_curve, event, last_of_each, signal};
+use varuna_fixtures::{JobFile, Run, assert_same_curve, event, last_of_each, signal, undisturbed};
 
 const STEPS: u64 = 60;
 /// So many that the job still trains when a new worker has joined and a checkpoint was saved.
@@ -30,19 +30,17 @@ fn a_qwen_that_loses_a_worker_draws_the_curve_of_one() {
             ..JobFile::default()
         }
     };
-    let mut alone = Run::start(&job(1), 1);
-    assert_eq!(alone.exit_code(), 0, "{}", alone.report());
     let mut run = Run::start(&job(2), 4);
     run.wait_for_step(10);
     let workers = run.wait_for_workers(4);
     signal(workers[1].pid, Signal::SIGKILL);
     run.wait_for_workers(3);
     assert_eq!(run.exit_code(), 0, "{}", run.report());
-    let curve = alone.metrics();
+    let curve = undisturbed(&job(1));
     // The model must learn at this rate, because a loss that hardly decreases could hide a difference.
     let (first, last) = (curve[0].loss, curve[curve.len() - 1].loss);
     assert!(last < first - 0.5, "the loss fell from {first} to {last} alone");
-    assert_same_curve(&curve, &run.metrics(), STEPS);
+    assert_same_curve(curve, &run.metrics(), STEPS);
 }
 
 /// The masks depend only on the samples, whichever worker reads them: also a new worker, or one that replaces a lost worker.
@@ -54,16 +52,14 @@ fn a_bert_draws_the_curve_of_one_through_a_kill_and_a_growth() {
         min_depth,
         ..JobFile::bert()
     };
-    let mut alone = Run::start(&job(1), 1);
-    assert_eq!(alone.exit_code(), 0, "{}", alone.report());
     let mut run = Run::start(&job(2), 4);
     run.wait_for_step(10);
     run.kill_and_replace(1, 4);
     assert_eq!(run.exit_code(), 0, "{}", run.report());
-    let curve = alone.metrics();
+    let curve = undisturbed(&job(1));
     let (first, last) = (curve[0].loss, curve[curve.len() - 1].loss);
     assert!(last < first - 0.5, "the loss fell from {first} to {last} alone");
-    assert_same_curve(&curve, &run.metrics(), LONG);
+    assert_same_curve(curve, &run.metrics(), LONG);
 }
 
 /// No two workers of a run have one name, and where people read of a worker, it has its name.
@@ -90,9 +86,7 @@ fn check_names(run: &Run) {
 /// One life of a job: a worker is killed, another one joins, and the run is asked to end, which it does after a checkpoint. Then it is started
 /// again with fewer workers, and goes on from that checkpoint under another plan.
 fn assert_same_curve_through_kill_growth_and_restart(job: &JobFile) {
-    let mut alone = Run::start(job, 1);
-    assert_eq!(alone.exit_code(), 0, "{}", alone.report());
-    let curve = alone.metrics();
+    let curve = undisturbed(job);
     let (first, last) = (curve[0].loss, curve[curve.len() - 1].loss);
     assert!(last < 0.7 * first, "the loss fell from {first} to {last} alone");
 
@@ -119,7 +113,7 @@ fn assert_same_curve_through_kill_growth_and_restart(job: &JobFile) {
     let from_last = |e: &serde_json::Value| resumed(e) && e["base"]["step"].as_u64() > Some(before);
     assert!(run.events().iter().any(from_last), "{before}\n{}", run.report());
     check_names(&run);
-    assert_same_curve(&curve, &last_of_each(&run.metrics()), job.steps);
+    assert_same_curve(curve, &last_of_each(&run.metrics()), job.steps);
 }
 
 #[test]

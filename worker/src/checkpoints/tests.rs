@@ -240,14 +240,8 @@ async fn damage_that_nobody_reads_again_is_marked_in_the_end() {
     assert!((600..660).contains(&waited) && told > 500, "{waited} s, {told}");
     assert!(listed(&checkpoints.inner).await.marked_damaged);
     // If all marks name one machine, that may be at fault.
-    let refusal = checkpoints
-        .inner
-        .config
-        .store
-        .location()
-        .refusal(id(5))
-        .await
-        .unwrap();
+    let location = checkpoints.inner.config.store.location();
+    let refusal = location.refusal(id(5)).await.unwrap();
     assert!(refusal.is_some_and(|mark| mark.why.ends_with("(found by w7 on node-3)")));
 }
 
@@ -282,14 +276,8 @@ async fn a_second_reader_that_finds_damage_too_ends_the_wait() {
     let (loaded, ()) = tokio::join!(checkpoints.load(Unit(1), id(5), || {}), decide);
     assert_damaged(&loaded);
     assert!(began.elapsed() < Duration::from_secs(5));
-    let refusal = checkpoints
-        .inner
-        .config
-        .store
-        .location()
-        .refusal(id(5))
-        .await
-        .unwrap();
+    let location = checkpoints.inner.config.store.location();
+    let refusal = location.refusal(id(5)).await.unwrap();
     assert_eq!(refusal.unwrap().why, "by the second one");
 }
 
