@@ -241,14 +241,20 @@ async fn pods_are_created_replaced_and_garbage_collected() {
     }
     a.taint("karpenter.sh/disrupted", "NoSchedule").await.unwrap();
     let gone = on_a.len();
-    eventually("the pods of the draining node are replaced", || async {
-        let live = live(&client, &namespace).await?;
-        ensure!(
-            live.len() == 3 && on_a.iter().all(|p| !live.contains(p)),
-            "{live:?}"
-        );
-        Ok(())
-    })
+    // The replacements must be on the second node before it is removed: a pod that is not on any node is not lost with it.
+    eventually(
+        "the pods of the draining node are replaced on the other",
+        || async {
+            let live = live(&client, &namespace).await?;
+            let on_b = on(b.name.clone()).await?;
+            ensure!(
+                live.len() == 3 && live.iter().all(|p| on_b.contains(p)),
+                "{live:?}, on {}: {on_b:?}",
+                b.name
+            );
+            Ok(())
+        },
+    )
     .await
     .unwrap();
 
