@@ -13,6 +13,7 @@ mod gpu_place;
 pub mod inference;
 mod introduction;
 mod job_data;
+mod job_network;
 pub mod memory;
 pub mod model;
 pub mod numerics;

@@ -3,8 +3,8 @@
 
 use crate::ablation::Ablation;
 use crate::agent::uplink::{self, UplinkEvent};
-use crate::agent::{self, AgentEvent, AgentParts};
-use crate::arguments::{Arguments, Command, bind_address};
+use crate::agent::{self, AgentParts};
+use crate::arguments::{Arguments, Command};
 use crate::backend::{Backend, Platform};
 use crate::checkpoints::{Buffers, Checkpoints, CheckpointsConfig, DataTokenizer};
 use crate::engine::{Engine, EngineConfig};
@@ -13,15 +13,12 @@ use crate::introduction::{Introduction, equipped, first_hello, settled};
 use crate::memory::{self, Share};
 use crate::model::{Module, attention_shape, score_memory};
 use crate::samples::DatasetSamples;
-use crate::transport::data_plane::DataPlane;
-use crate::transport::nccl::{Nccl, NcclPlane};
-use crate::transport::tcp::{Mesh, of_job};
-use crate::{inference, job_data, optimizer_check, processors, profile};
+use crate::{inference, job_data, job_network, optimizer_check, processors, profile};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Parser;
 use std::sync::Arc;
-use tokio::sync::mpsc::{Receiver, Sender, channel};
-use varuna_api::{Encryption, Job, WorkerDevice, WorkerTransport, parse_job_of_any_release};
+use tokio::sync::mpsc::{Receiver, channel};
+use varuna_api::{Job, WorkerDevice, parse_job_of_any_release};
 use varuna_checkpoint::{RateLimit, Store};
 use varuna_dataset::TrainingData;
 use varuna_frames::RunKey;
@@ -83,7 +80,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     let named = named.context("--device")?;
     let me = WorkerId(rand::random::<u64>().max(1));
     let (events, inbox) = channel(EVENTS);
-    let mesh = listen(arguments, me, coordinator, events.clone())?;
+    let mesh = job_network::listen(arguments, me, coordinator, events.clone())?;
     let hello = first_hello(arguments, me, &mesh);
     let (reports, mut orders) = uplink::start(reached(arguments, coordinator), hello.clone());
     let Some(welcome) = first_welcome((&mut orders, &mut drain), coordinator).await? else {
@@ -121,7 +118,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
         .map(|store| checkpoints(store, (&job, &model), &copies, reader, threads))
         .transpose()
         .context("cannot start uploads of checkpoints")?;
-    configure_connections(&mesh, &job, backend)?;
+    job_network::configure(&mesh, &job, backend)?;
     let engine = engine((me, backend), (&job, model), data);
     tracing::info!(worker = %me, %device, name = arguments.name, job = job.name, address = %mesh.address(), "attached");
     let member = member(arguments, me, &job);
@@ -129,7 +126,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
         member,
         engine,
         threads,
-        mesh: data_plane(mesh, me, (device, platform), &job)?,
+        mesh: job_network::data_plane(mesh, me, (device, platform), &job)?,
         events: (events, inbox),
         uplink: (reports, orders),
         run: RunKey {
@@ -207,55 +204,6 @@ fn notices() -> Result<Receiver<()>> {
     Ok(drain)
 }
 
-/// Encrypts the connections to other workers where the job wants it, and bounds what others may send.
-fn configure_connections(mesh: &Mesh, job: &Job, backend: Backend) -> Result<()> {
-    if job.network.encryption == Encryption::Tls {
-        mesh.encrypt().context("network.encryption of the job file")?;
-        tracing::info!("connections to other workers are encrypted");
-    }
-    let batch = job.training.global_batch_size;
-    mesh.limit(of_job(
-        (&job.model, job.layout()),
-        job.pipeline.micro_batch_size.map_or(batch, u64::from),
-        backend.numerics.boundary(),
-        job.training.optimizer.rule.moments(),
-    ));
-    Ok(())
-}
-
-/// The connections of all generations; between GPUs with NCCL beside them, as the job says.
-fn data_plane(mesh: Mesh, me: WorkerId, found: (Device, Platform), job: &Job) -> Result<Box<dyn DataPlane>> {
-    if job.workers.transport == WorkerTransport::Tcp || job.workers.device == WorkerDevice::Cpu {
-        return Ok(Box::new(mesh));
-    }
-    // A worker without NCCL tells its peers so: each communicator needs all of its ranks. Those of another release may ask.
-    Ok(Box::new(NcclPlane::new(mesh, me, nccl_of_job(found, job)?)))
-}
-
-/// NCCL, as the job wants it; none where tensors go over TCP.
-fn nccl_of_job(found: (Device, Platform), job: &Job) -> Result<Option<Arc<Nccl>>> {
-    match (nccl(found, job.network.encryption), job.workers.transport) {
-        (Ok(nccl), _) => Ok(Some(nccl)),
-        (Err(error), WorkerTransport::Nccl) => {
-            Err(error.context("spec.workers.transport of the job file is nccl"))
-        }
-        (Err(error), WorkerTransport::Auto | WorkerTransport::Tcp) => {
-            tracing::info!(reason = format!("{error:#}"), "tensors go over TCP");
-            Ok(None)
-        }
-    }
-}
-
-fn nccl((device, platform): (Device, Platform), encryption: Encryption) -> Result<Arc<Nccl>> {
-    if encryption == Encryption::Tls {
-        bail!("NCCL does not encrypt what it sends, and network.encryption of the job file is tls");
-    }
-    match device {
-        Device::Cuda(_) | Device::CpuSeparateMemory => Ok(Nccl::open(&(platform.libraries)()?, device)?),
-        Device::Cpu => bail!("NCCL needs a GPU, and this worker computes on {device}"),
-    }
-}
-
 /// The device that the job names.
 fn device_of(job: &Job, platform: Platform) -> Result<Device> {
     let choice = match job.workers.device {
@@ -264,25 +212,6 @@ fn device_of(job: &Job, platform: Platform) -> Result<Device> {
         WorkerDevice::Cuda => DeviceChoice::AnyCuda,
     };
     (platform.device)(choice).context("spec.workers.device of the job file")
-}
-
-/// Listens for peers; what comes from them goes to `events`.
-fn listen(
-    arguments: &Arguments,
-    me: WorkerId,
-    coordinator: &str,
-    events: Sender<AgentEvent>,
-) -> Result<Mesh> {
-    let bind = bind_address(
-        arguments.bind.as_deref(),
-        arguments.advertise.as_deref(),
-        coordinator,
-    )?;
-    let mesh = Mesh::listen(me, bind.as_str(), move |event| {
-        // If this fails the agent has ended; so will these connections.
-        let _ = events.blocking_send(AgentEvent::Peer(event));
-    });
-    mesh.with_context(|| format!("cannot listen on {bind} (--bind)"))
 }
 
 /// Where the coordinator is, by the command line.
@@ -374,14 +303,6 @@ fn engine((me, backend): (WorkerId, Backend), (job, model): (&Job, Module), data
 #[cfg(test)]
 mod tests {
     use super::*;
-    use varuna_api::parse_job;
-    use varuna_cuda::{Libraries, LoadError};
-
-    /// The stand-in, which is in the folder of this test's program.
-    fn libraries() -> Result<Libraries, LoadError> {
-        let library = std::env::current_exe().unwrap();
-        Libraries::load_from(&library.with_file_name("libvaruna_fake_nccl.so"))
-    }
 
     #[tokio::test]
     async fn notice_before_the_first_welcome_ends_the_worker() {
@@ -401,44 +322,5 @@ mod tests {
         let taken_in = first_welcome((&mut orders, &mut drain), "c:1").await.unwrap();
         assert_eq!(taken_in.map(|welcome| welcome.run), Some(run));
         assert!(drain.try_recv().is_ok(), "its agent hears of the notice");
-    }
-
-    fn job(encryption: &str, transport: &str) -> Job {
-        let text = format!(
-            "
-apiVersion: varuna.dev/v1alpha1
-kind: VarunaJob
-metadata: {{name: demo}}
-spec:
-  model: {{preset: gpt2-tiny}}
-  data: {{path: data/kjv}}
-  training: {{globalBatchSize: 16, steps: 200, optimizer: {{learningRate: 3e-4}}}}
-  workers: {{transport: {transport}}}
-  network: {{encryption: {encryption}}}
-"
-        );
-        parse_job(&text).unwrap()
-    }
-
-    #[test]
-    fn encrypted_network_does_not_use_nccl() {
-        let platform = Platform {
-            libraries,
-            ..Platform::MACHINE
-        };
-        let found = |job: &Job| nccl_of_job((Device::CpuSeparateMemory, platform), job);
-        assert!(found(&job("none", "auto")).unwrap().is_some(), "it is there");
-        assert!(found(&job("none", "nccl")).unwrap().is_some());
-        assert!(found(&job("tls", "auto")).unwrap().is_none());
-        // A job file with both is refused earlier, but the worker does not rely on that.
-        let both = Job {
-            network: job("tls", "auto").network,
-            ..job("none", "nccl")
-        };
-        let why = format!("{:#}", found(&both).err().unwrap());
-        assert!(
-            why.contains("transport") && why.contains("does not encrypt"),
-            "{why}"
-        );
     }
 }
