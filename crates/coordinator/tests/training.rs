@@ -18,6 +18,7 @@ use varuna_coordinator::{
 };
 use varuna_plan::Step;
 use varuna_plan::device::Hardware;
+use varuna_protocol::coordinator::Snapshot;
 use varuna_run_folder::RunFiles;
 use varuna_wire::v1::{ScaleRequest, StatusRequest};
 use varuna_wire::{Downward, Hello, PROTOCOL_VERSION, Upward, VERSIONS};
@@ -25,6 +26,8 @@ use varuna_wire::{Downward, Hello, PROTOCOL_VERSION, Upward, VERSIONS};
 const TOKEN: &str = "a-token";
 const RUN: &str = "a-run";
 const STEPS: u64 = 150;
+/// Steps of a run that ends only when it is stopped: what a test waits for happens before its end, however fast it trains.
+const UNENDING: u64 = 1_000_000;
 /// Timeout of all waits, far longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -81,8 +84,12 @@ struct Run {
 
 impl Run {
     async fn start(workers: u64) -> Run {
+        Run::start_to(STEPS, workers).await
+    }
+
+    async fn start_to(steps: u64, workers: u64) -> Run {
         let temp = TempDir::new().unwrap();
-        let control = coordinate(temp.path(), own_address()).await;
+        let control = coordinate_to(temp.path(), own_address(), steps).await;
         let mut run = Run {
             temp,
             control,
@@ -124,10 +131,23 @@ impl Run {
     }
 
     async fn finish_at(self, last: u64) -> TempDir {
+        let (temp, published) = self.ended(Outcome::Done).await;
+        assert_eq!(published, last);
+        temp
+    }
+
+    /// Stops the run, and requires the same of its steps until then.
+    async fn stop(self) -> TempDir {
+        self.control.stop.send(()).await.unwrap();
+        self.ended(Outcome::Stopped).await.0
+    }
+
+    /// Waits for the end of the run; gives its folder and the number of its published steps.
+    async fn ended(self, expected: Outcome) -> (TempDir, u64) {
         let outcome = tokio::time::timeout(PATIENCE, self.control.outcome)
             .await
             .expect("the run ends");
-        assert_eq!(outcome.unwrap().unwrap(), Outcome::Done);
+        assert_eq!(outcome.unwrap().unwrap(), expected);
         for worker in self.workers {
             tokio::time::timeout(PATIENCE, worker.released())
                 .await
@@ -135,9 +155,10 @@ impl Run {
         }
         let metrics = RunFiles::new(self.temp.path()).metrics().unwrap();
         let steps: Vec<u64> = metrics.iter().map(|m| m.step.0).collect();
+        let published = u64::try_from(steps.len()).unwrap();
         assert_eq!(
             steps,
-            (1..=last).collect::<Vec<_>>(),
+            (1..=published).collect::<Vec<_>>(),
             "every step is published once, in order"
         );
         for metric in metrics {
@@ -148,7 +169,7 @@ impl Run {
                 metric.step
             );
         }
-        self.temp
+        (self.temp, published)
     }
 }
 
@@ -227,14 +248,14 @@ async fn a_dropped_worker_costs_no_step() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_joining_worker_is_taken_in_without_a_recovery() {
-    let mut run = Run::start(2).await;
+    let mut run = Run::start_to(UNENDING, 2).await;
     run.wait_for_step(10).await;
     let before = generations(&run.control.view.borrow());
     run.join(3);
     run.join(4);
     run.wait_for("a plan with the joined workers", |v| generations(v) > before)
         .await;
-    let temp = run.finish().await;
+    let temp = run.stop().await;
     let events = events(temp.path());
     let fences = events
         .iter()
@@ -245,7 +266,7 @@ async fn a_joining_worker_is_taken_in_without_a_recovery() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn training_continues_without_a_coordinator() {
-    let mut run = Run::start(4).await;
+    let mut run = Run::start_to(UNENDING, 4).await;
     run.wait_for_step(20).await;
     let address = run.address();
     run.control.outcome.abort();
@@ -259,8 +280,9 @@ async fn training_continues_without_a_coordinator() {
     tokio::time::timeout(PATIENCE, wait)
         .await
         .expect("training goes on without a coordinator");
-    run.control = coordinate(run.temp.path(), address).await;
-    let temp = run.finish().await;
+    run.control = coordinate_to(run.temp.path(), address, UNENDING).await;
+    run.wait_for_step(away.0 + 20).await;
+    let temp = run.stop().await;
     let events = events(temp.path());
     let terms: Vec<_> = events
         .iter()
@@ -548,23 +570,17 @@ async fn standalone_coordinator_answers_commands() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopping_releases_the_workers_and_says_so() {
-    let mut run = Run::start(2).await;
+    let mut run = Run::start_to(UNENDING, 2).await;
     run.wait_for_step(5).await;
-    run.control.stop.send(()).await.unwrap();
-    let outcome = tokio::time::timeout(PATIENCE, run.control.outcome)
-        .await
-        .expect("the run ends");
-    assert_eq!(outcome.unwrap().unwrap(), Outcome::Stopped);
-    for worker in run.workers {
-        tokio::time::timeout(PATIENCE, worker.released())
-            .await
-            .expect("every worker is released");
-    }
+    run.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn run_continues_when_more_steps_are_ordered() {
-    let mut run = Run::start(2).await;
+    let mut run = Run::start(0).await;
+    run.net.hold_before(Some(Step(STEPS)));
+    run.join(1);
+    run.join(2);
     run.wait_for_step(5).await;
     let more = STEPS + 40;
     run.control.steps.send(more).await.unwrap();
@@ -576,6 +592,7 @@ async fn run_continues_when_more_steps_are_ordered() {
     let address = run.address();
     run.control.outcome.abort();
     let _ = (&mut run.control.outcome).await;
+    run.net.hold_before(None);
     run.control = coordinate_to(run.temp.path(), address, more).await;
     run.finish_at(more).await;
 }
@@ -623,7 +640,7 @@ async fn a_port_in_use_is_told_by_its_address() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn minority_worker_is_released_without_losing_a_step() {
-    let mut run = Run::start(6).await;
+    let mut run = Run::start_to(UNENDING, 6).await;
     run.wait_for_step(20).await;
     let pipelines = run
         .control
@@ -636,8 +653,14 @@ async fn minority_worker_is_released_without_losing_a_step() {
         .plan
         .clone();
     assert_eq!(pipelines.as_deref(), Some("P2xD3"));
+    let before = generations(&run.control.view.borrow());
     run.net.damage(4);
-    let events = events(run.finish().await.path());
+    run.wait_for("a plan without the damaged worker", |v| {
+        let is_gone = |s: &Snapshot| s.workers.iter().all(|w| w.id.0 != 4 || !w.up);
+        generations(v) > before && v.snapshot.as_ref().is_some_and(is_gone)
+    })
+    .await;
+    let events = events(run.stop().await.path());
     let found: Vec<_> = events.iter().filter(|e| e["event"] == "statesDiffer").collect();
     assert_eq!(found.len(), 1, "{found:?}");
     let of_four = serde_json::to_value([varuna_plan::WorkerId(4)]).unwrap();

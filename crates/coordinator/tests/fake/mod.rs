@@ -55,6 +55,8 @@ struct Inner {
     newest: Step,
     /// A worker whose device stores wrong bits.
     faulty: Option<WorkerId>,
+    /// The step before which training waits.
+    hold_before: Option<Step>,
 }
 
 /// A message of the data plane to a worker.
@@ -81,6 +83,11 @@ impl Net {
     /// From now on the worker's device stores wrong bits.
     pub(crate) fn damage(&self, worker: u64) {
         self.with(|n| n.faulty = Some(WorkerId(worker)));
+    }
+
+    /// Training waits before the step that would complete this many steps, until this is called without one.
+    pub(crate) fn hold_before(&self, step: Option<Step>) {
+        self.with(|n| n.hold_before = step);
     }
 
     fn close(&self, me: WorkerId, which: impl Fn(Generation) -> bool) {
@@ -321,6 +328,13 @@ impl Worker {
     }
 
     fn finish_step(&mut self) {
+        let held = self.net.with(|n| n.hold_before);
+        if let Some((until, _, step)) = &mut self.running
+            && held.is_some_and(|held| step.0 + 1 >= held.0)
+        {
+            *until += STEP;
+            return;
+        }
         if let Some((_, plan, step)) = self.running.take() {
             let norm = |unit| (unit, norm_of(self.layout, unit, step));
             let units = plan.units(self.me).into_iter().map(norm).collect();
