@@ -130,6 +130,7 @@ fn import_exports_with_tokenizer_in_any_format_and_file_count() {
     // As an export that was killed leaves it.
     std::fs::create_dir(path("whole.partial")).unwrap();
     std::fs::write(path("whole.partial/old"), "").unwrap();
+    std::fs::write(path("whole.partial/.varuna-export"), "").unwrap();
     varuna(&["checkpoint", "export", &store, &path("whole")]);
     assert!(!Path::new(&path("whole.partial")).exists());
     let whole = PathBuf::from(path("whole"));

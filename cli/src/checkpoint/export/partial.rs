@@ -5,6 +5,9 @@ use std::ffi::OsString;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
+/// A file that marks a folder as one that an export has made: only such a folder is replaced, since a user may have one of this name.
+const MARK: &str = ".varuna-export";
+
 /// `FOLDER.partial`. It is removed when this is dropped, unless it was renamed.
 pub(super) struct Partial {
     pub(super) path: PathBuf,
@@ -21,19 +24,34 @@ impl Partial {
         };
         if path.exists() {
             let _left = lock(&path)?;
+            if !path.join(MARK).exists() {
+                return Err(Failure::Input(format!(
+                    "{} exists already, and no export has made it: rename or remove it, or choose another folder than {}",
+                    path.display(),
+                    folder.display()
+                )));
+            }
             std::fs::remove_dir_all(&path).map_err(|e| failed("replace", &e))?;
         }
         std::fs::create_dir_all(&path).map_err(|e| failed("create", &e))?;
         let lock = lock(&path)?;
-        Ok(Partial { path, _lock: lock })
+        let partial = Partial { path, _lock: lock };
+        File::create(partial.path.join(MARK)).map_err(|e| {
+            let path = partial.path.display();
+            Failure::Input(format!("cannot write to {path}: {e}"))
+        })?;
+        Ok(partial)
     }
 
     /// Gives the folder, which is complete, its final name.
     pub(super) fn rename(self, folder: &Path) -> Result<(), Failure> {
-        std::fs::rename(&self.path, folder).map_err(|e| {
-            let (from, to) = (self.path.display(), folder.display());
-            Failure::Input(format!("cannot rename {from} to {to}: {e}"))
-        })
+        let unmarked = std::fs::remove_file(self.path.join(MARK));
+        unmarked
+            .and_then(|()| std::fs::rename(&self.path, folder))
+            .map_err(|e| {
+                let (from, to) = (self.path.display(), folder.display());
+                Failure::Input(format!("cannot rename {from} to {to}: {e}"))
+            })
     }
 }
 
@@ -85,6 +103,7 @@ mod tests {
         // As a killed export leaves it.
         std::fs::create_dir(&left).unwrap();
         std::fs::write(left.join("old"), "").unwrap();
+        std::fs::write(left.join(MARK), "").unwrap();
         let partial = Partial::create(&folder).unwrap();
         assert_eq!(partial.path, left);
         assert!(!left.join("old").exists() && !folder.exists());
@@ -94,10 +113,24 @@ mod tests {
         );
         std::fs::write(left.join("new"), "").unwrap();
         partial.rename(&folder).unwrap();
-        assert!(folder.join("new").exists() && !left.exists());
+        assert!(folder.join("new").exists() && !folder.join(MARK).exists() && !left.exists());
         // One that fails leaves nothing.
         let other = temp.path().join("other");
         drop(Partial::create(&other).unwrap());
         assert!(!other.exists() && !temp.path().join("other.partial").exists());
+    }
+
+    #[test]
+    fn a_folder_of_the_users_is_not_replaced() {
+        let temp = tempfile::tempdir().unwrap();
+        let own = temp.path().join("out.partial");
+        std::fs::create_dir(&own).unwrap();
+        std::fs::write(own.join("mine"), "").unwrap();
+        let refused = Partial::create(&temp.path().join("out")).err();
+        assert!(
+            matches!(&refused, Some(Failure::Input(why)) if why.contains("out.partial exists already")),
+            "{refused:?}"
+        );
+        assert!(own.join("mine").exists());
     }
 }
