@@ -94,7 +94,7 @@ fn follow(case: &Case, (from, to): (u64, u64), scale: f32) -> Followed {
         skipped |= decision.overflow;
         for (unit, mut gradient) in sent {
             gradient.iter_mut().for_each(|g| *g *= scale);
-            follower.apply_forwarded(&decision, unit, &gradient).unwrap();
+            follower.apply_forwarded(&decision, unit, gradient).unwrap();
         }
     }
     let same = |unit: Unit| follower.export(unit).unwrap() == holder.engine.export(unit).unwrap();
@@ -173,12 +173,12 @@ fn a_gradient_of_another_size_is_refused_and_changes_nothing() {
     let decision = holder.conclude();
     let before = holder.engine.export(unit).unwrap();
     assert!(
-        follower.apply_forwarded(&decision, unit, &[1.0]).is_err(),
+        follower.apply_forwarded(&decision, unit, vec![1.0]).is_err(),
         "it is not held"
     );
     follower.import(unit, &before).unwrap();
     let refused = follower
-        .apply_forwarded(&decision, unit, &[1.0, 2.0])
+        .apply_forwarded(&decision, unit, vec![1.0, 2.0])
         .unwrap_err();
     assert!(
         refused

@@ -58,7 +58,7 @@ impl Engine {
             backend.device.is_host() || backend.has_equal_bits_on_host(training.optimizer.rule);
         let held = self.units.get(&unit);
         if held.is_some_and(|held| !(held.is_on_host() && has_equal_bits)) {
-            done(self.apply_forwarded(decision, unit, &gradient));
+            done(self.apply_forwarded(decision, unit, gradient));
             return Ok(());
         }
         // The thread changes the state while this one may write to what a segment is computed with.
@@ -201,7 +201,7 @@ fn serve(training: &Training, inbox: &Receiver<Job>, give_back: &Sender<UnitBuff
                     let device = buffers.parameters().backend().device;
                     let to = (unit, buffers);
                     let apply =
-                        || optimizer::apply_forwarded(training, &decision, to, &gradient, reader_timeouts);
+                        || optimizer::apply_forwarded(training, &decision, to, gradient, reader_timeouts);
                     catch_unwind(AssertUnwindSafe(|| caught(apply)))
                         .unwrap_or_else(|panic| Err(EngineError::Panicked(panic_message(&*panic))))
                         .map_err(|error| torn(device, unit, error))

@@ -71,7 +71,7 @@ impl Engine {
         &mut self,
         decision: &Decision,
         unit: Unit,
-        gradient: &[f32],
+        gradient: Vec<f32>,
     ) -> Result<(), EngineError> {
         let EngineConfig {
             training, backend, ..
@@ -141,24 +141,27 @@ pub(super) fn apply_forwarded(
     training: &Training,
     decision: &Decision,
     (unit, buffers): (Unit, &mut UnitBuffers),
-    gradient: &[f32],
+    gradient: Vec<f32>,
     reader_timeouts: ReaderTimeouts,
 ) -> Result<(), EngineError> {
+    let mut aside = None;
     if !decision.overflow {
         let device = buffers.parameters().backend().device;
-        let set = caught(|| {
-            let set = buffers.set_gradient(gradient);
-            set.map_err(|e| EngineError::of_buffer(unit, e))
+        let used = caught(|| {
+            let used = buffers.use_gradient(gradient);
+            used.map_err(|e| EngineError::of_buffer(unit, e))
         });
         // The state itself is as it was.
-        set.map_err(|error| without_room(device, unit, error))?;
+        aside = used.map_err(|error| without_room(device, unit, error))?;
     }
     let [asks, ends] = reader_timeouts.deadlines();
-    match apply(training, decision, (unit, &mut *buffers), asks) {
+    let applied = match apply(training, decision, (unit, &mut *buffers), asks) {
         Err(EngineError::StillRead(_)) => {
             buffers.ask_readers();
-            apply(training, decision, (unit, buffers), ends)
+            apply(training, decision, (unit, &mut *buffers), ends)
         }
         applied => applied,
-    }
+    };
+    buffers.restore_gradients(aside);
+    applied
 }

@@ -620,20 +620,21 @@ fn a_unit_followed_on_the_host_has_the_devices_bits_or_none() {
     holder.apply(&decision, &units).unwrap();
     let mut follower = full(Device::CpuSeparateMemory, u32::MAX);
     follower.import(unit, &before).unwrap();
-    follower.apply_forwarded(&decision, unit, &gradient).unwrap();
+    let apply = |follower: &mut Engine| follower.apply_forwarded(&decision, unit, gradient.clone());
+    apply(&mut follower).unwrap();
     assert!(follower.is_on_host(unit).unwrap());
     assert_eq!(follower.export(unit).unwrap(), holder.export(unit).unwrap());
     // The optimizer of libtorch has other bits on other devices.
     follower.config.backend.kernels = Kernels::LIBTORCH;
     follower.import(unit, &before).unwrap();
-    let why = follower.apply_forwarded(&decision, unit, &gradient).unwrap_err();
+    let why = apply(&mut follower).unwrap_err();
     assert!(
         matches!(why, EngineError::NoRoom { unit: of, .. } if of == unit),
         "{why}"
     );
     assert_eq!(follower.export(unit).unwrap(), before, "it is as it was");
     REFUSALS.set(0);
-    follower.apply_forwarded(&decision, unit, &gradient).unwrap();
+    apply(&mut follower).unwrap();
     assert!(!follower.is_on_host(unit).unwrap());
 }
 

@@ -24,6 +24,13 @@ impl Gradients {
         Gradients::within(memory, 0..elements)
     }
 
+    /// These gradients, in their own memory on the host, without a tail.
+    fn of_host(values: Vec<f32>) -> Result<Gradients, TorchError> {
+        let memory = FlatBuffer::of_host(values);
+        let all = 0..memory.len();
+        Gradients::within(memory, all)
+    }
+
     fn within(memory: FlatBuffer, range: Range<usize>) -> Result<Gradients, TorchError> {
         Ok(Gradients {
             tensor: memory.narrow(range.clone())?,
@@ -77,6 +84,27 @@ impl Gradients {
 }
 
 impl UnitBuffers {
+    /// Uses gradients that another worker has computed for the next update. On the host they stay where they lie, and the unit's own buffer is
+    /// put aside, for [`UnitBuffers::restore_gradients`] after the update; elsewhere they are copied to that.
+    ///
+    /// # Errors
+    /// As [`UnitBuffers::set_gradient`].
+    pub fn use_gradient(&mut self, gradient: Vec<f32>) -> Result<Option<Gradients>, LeaseError> {
+        let elements = self.memory[0].len();
+        let is_own = |own: &Gradients| own.memory().len() == elements + TAIL;
+        let on_host = self.parameters.backend().device.is_host();
+        if !on_host || gradient.len() != elements || !self.gradients.as_ref().is_some_and(is_own) {
+            self.set_gradient(&gradient)?;
+            return Ok(None);
+        }
+        Ok(self.gradients.replace(Gradients::of_host(gradient)?))
+    }
+
+    /// Gives the unit its own buffer back. What that holds is not defined.
+    pub fn restore_gradients(&mut self, aside: Option<Gradients>) {
+        self.gradients = aside.or_else(|| self.gradients.take());
+    }
+
     /// Replaces the gradients by these, which were computed with other buffers of the unit; the tail stays.
     ///
     /// # Errors
@@ -91,5 +119,58 @@ impl UnitBuffers {
         let _guard = tch::no_grad_guard();
         let copied = own.tensor.shallow_clone().f_copy_(&from.tensor);
         Ok(copied.map(drop).map_err(|e| TorchError(e.to_string()))?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Module;
+    use crate::numerics::Numerics;
+    use varuna_model::{Transformer, gpt2};
+    use varuna_plan::{Moments, Unit};
+
+    fn unit() -> UnitBuffers {
+        let model = Transformer {
+            layers: 1,
+            hidden_size: 8,
+            heads: 2,
+            sequence_length: 4,
+            vocabulary_size: 11,
+            ..gpt2::SMALL
+        };
+        let backend = Backend::of_processor(Numerics::FP32);
+        UnitBuffers::new(&Module::from(model).unit(Unit(1)), backend, Moments::Adam).unwrap()
+    }
+
+    #[test]
+    fn a_gradient_of_another_worker_is_used_where_it_lies() {
+        let mut unit = unit();
+        let elements = unit.gradient().unwrap().len();
+        let gradient: Vec<f32> = (0..u16::MAX).map(f32::from).take(elements).collect();
+        let aside = unit.use_gradient(gradient.clone()).unwrap();
+        assert_eq!(unit.gradient().unwrap(), gradient);
+        assert_eq!(
+            unit.gradients().unwrap().memory().len(),
+            elements,
+            "it was not copied"
+        );
+        unit.restore_gradients(aside);
+        let own = unit.gradients().unwrap().memory().len();
+        assert_eq!(own, elements + TAIL, "a step needs the unit's own buffer");
+        assert_eq!(unit.gradient().unwrap(), vec![0.0; elements]);
+    }
+
+    #[test]
+    fn a_unit_without_a_buffer_of_its_own_gets_one() {
+        let mut unit = unit();
+        let elements = unit.gradient().unwrap().len();
+        unit.gradients = None;
+        let aside = unit.use_gradient(vec![1.0; elements]).unwrap();
+        assert!(aside.is_none());
+        unit.restore_gradients(aside);
+        assert_eq!(unit.gradient().unwrap(), vec![1.0; elements]);
+        let wrong = unit.use_gradient(vec![1.0; elements + 1]);
+        assert!(wrong.is_err_and(|why| why.to_string().contains("a gradient of")));
     }
 }

@@ -63,6 +63,16 @@ impl FlatBuffer {
         })
     }
 
+    /// These values, in their own memory on the host, which is not copied.
+    #[must_use]
+    pub fn of_host(values: Vec<f32>) -> FlatBuffer {
+        FlatBuffer {
+            memory: Arc::new(Memory::of(values)),
+            apart: None,
+            is_part: false,
+        }
+    }
+
     /// Another handle to the same memory: leases and shares of either count for both.
     #[must_use]
     pub fn handle(&self) -> FlatBuffer {

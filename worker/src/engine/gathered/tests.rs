@@ -139,7 +139,7 @@ fn a_unit_changed_beside_the_step_has_masters_of_its_own() {
     let (mut usual, ..) = after_a_step(Device::Cpu, Precision::Fp32);
     let norm = UnitNorm::new(1.0, 0.0, None, OptimizerProgress::START);
     let decision = Decision::conclude(at, plan.generation, &[norm], None);
-    usual.apply_forwarded(&decision, unit, &gradient).unwrap();
+    usual.apply_forwarded(&decision, unit, gradient.clone()).unwrap();
     let here = engine.gathered[&plan.layout.whole_of(unit)].give(engine.config.elements_of(unit));
     let computed_with = here.unwrap();
     let before = Vec::<f32>::try_from(&computed_with).unwrap();

@@ -45,7 +45,9 @@ fn after_the_step_with(kernels: Kernels) -> UnitState {
     let mut usual = engine(Device::CpuSeparateMemory);
     usual.config.backend.kernels = kernels;
     usual.import(UNIT, &state).unwrap();
-    usual.apply_forwarded(&decision(), UNIT, &gradient).unwrap();
+    usual
+        .apply_forwarded(&decision(), UNIT, gradient.clone())
+        .unwrap();
     usual.export(UNIT).unwrap()
 }
 
@@ -193,7 +195,7 @@ fn a_gradient_goes_with_what_it_was_computed_from() {
         engine.adopt(UNIT, other, &state),
         Ok(false)
     )));
-    let forwarded = |engine: &mut Engine| engine.apply_forwarded(&decision(), UNIT, &gradient);
+    let forwarded = |engine: &mut Engine| engine.apply_forwarded(&decision(), UNIT, gradient.clone());
     assert!(!kept(&|engine| forwarded(engine).unwrap()));
 }
 

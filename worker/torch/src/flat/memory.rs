@@ -31,7 +31,15 @@ struct Region {
 /// Owned through a raw pointer, because tensors and leases alias it in turn.
 struct Block {
     start: NonNull<f32>,
-    layout: Layout,
+    owner: Owner,
+}
+
+/// How a block's memory was taken.
+enum Owner {
+    /// By `alloc_zeroed` with this layout.
+    Zeros(Layout),
+    /// As a boxed slice of this length.
+    Values(usize),
 }
 
 // SAFETY: plain floats, and references to them live within calls of this module alone. A lease of an element exists at most once and beside no
@@ -51,6 +59,20 @@ impl Memory {
             lending: Lending::new(),
             first: 0,
             region: Arc::new(Region { len, block }),
+        }
+    }
+
+    /// The memory of these values, which need not be aligned for more than a float.
+    pub(super) fn of(values: Vec<f32>) -> Memory {
+        let len = values.len();
+        Memory {
+            len,
+            lending: Lending::new(),
+            first: 0,
+            region: Arc::new(Region {
+                len,
+                block: OnceLock::from(Block::of(values)),
+            }),
         }
     }
 
@@ -106,15 +128,31 @@ impl Block {
         };
         Block {
             start: start.cast(),
-            layout,
+            owner: Owner::Zeros(layout),
+        }
+    }
+
+    fn of(values: Vec<f32>) -> Block {
+        let len = values.len();
+        let start = NonNull::from(Box::leak(values.into_boxed_slice())).cast();
+        Block {
+            start,
+            owner: Owner::Values(len),
         }
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: from `alloc_zeroed` with this layout; every tensor and lease holds an Arc of a memory in the region, so none is left.
-        unsafe { dealloc(self.start.as_ptr().cast(), self.layout) }
+        let start = self.start.as_ptr();
+        match self.owner {
+            // SAFETY: from `alloc_zeroed` with this layout; every tensor and lease holds an Arc of a memory in the region, so none is left.
+            Owner::Zeros(layout) => unsafe { dealloc(start.cast(), layout) },
+            // SAFETY: from a boxed slice of this length that was leaked; as above, nobody else has it any more.
+            Owner::Values(len) => {
+                drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(start, len)) })
+            }
+        }
     }
 }
 

@@ -108,6 +108,20 @@ fn memory_is_aligned_for_vector_instructions() {
 }
 
 #[test]
+fn values_of_the_host_are_taken_over_in_their_memory() {
+    let values = vec![1.0, 2.0, 3.0];
+    let before = values.as_ptr();
+    let buffer = FlatBuffer::of_host(values);
+    assert_eq!(buffer.memory.start().as_ptr().cast_const(), before);
+    let tensor = buffer.tensor().unwrap();
+    drop(buffer);
+    // The tensor keeps the memory alive.
+    let _ = tensor.shallow_clone().g_add_scalar_(1.0);
+    assert_eq!(Vec::<f32>::try_from(&tensor).unwrap(), [2.0, 3.0, 4.0]);
+    assert!(FlatBuffer::of_host(Vec::new()).is_empty());
+}
+
+#[test]
 fn parts_are_lent_one_by_one_in_the_memory_of_the_whole() {
     for device in [Device::Cpu, Device::CpuSeparateMemory] {
         let mut whole = PartedBuffer::zeros(10, device, Streams::HOST).unwrap();
