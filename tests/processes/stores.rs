@@ -199,6 +199,9 @@ fn a_worker_lost_while_the_store_hangs_is_recovered_from_memory() {
     let job = JobFile {
         // Enough steps that the coordinator lists the store by itself.
         steps: 300,
+        // One worker and two sum in another order. At twice this rate the last bits that differ by that grow beyond what is allowed here, on some
+        // processors, without a loss and without a store.
+        learning_rate: 0.001,
         ..store.job()
     };
     let mut run = Run::start_with(&job, 2, &store.settings());
