@@ -314,7 +314,7 @@ impl UnitBuffers {
             let wrong = format!("a gradient of {given} elements for a unit of {own}");
             return Err(TorchError(wrong).into());
         }
-        let here = self.gradients.take().filter(|g| g.memory().len() == own + TAIL);
+        let here = self.gradients.take().filter(|g| g.is_own_of(own));
         let here = match here {
             Some(here) => here,
             // It lay within what a segment's workers sum, and that may be in use.
@@ -342,8 +342,8 @@ impl UnitBuffers {
 
     /// Forgets gradients that lie within what a segment's workers sum, whose memory they keep alive.
     pub fn forget_sum(&mut self) {
-        let own = self.memory[0].len() + TAIL;
-        self.gradients = self.gradients.take().filter(|g| g.memory().len() == own);
+        let own = self.memory[0].len();
+        self.gradients = self.gradients.take().filter(|g| g.is_own_of(own));
     }
 
     /// The master parameters, one after the other.
@@ -360,5 +360,24 @@ impl UnitBuffers {
     /// Sets what the optimizer has counted; nothing else changes.
     pub fn set_progress(&mut self, progress: OptimizerProgress) {
         self.progress = progress;
+    }
+}
+
+#[cfg(test)]
+impl UnitBuffers {
+    /// A unit of a model of one block.
+    pub(crate) fn of_small_model(unit: varuna_plan::Unit) -> UnitBuffers {
+        use varuna_model::{Transformer, gpt2};
+        let model = Transformer {
+            layers: 1,
+            hidden_size: 8,
+            heads: 2,
+            sequence_length: 4,
+            vocabulary_size: 11,
+            ..gpt2::SMALL
+        };
+        let backend = Backend::of_processor(crate::numerics::Numerics::FP32);
+        let spec = crate::model::Module::from(model).unit(unit);
+        UnitBuffers::new(&spec, backend, Moments::Adam).expect("memory for a small unit")
     }
 }

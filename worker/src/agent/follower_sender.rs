@@ -184,15 +184,11 @@ fn log_copy_error(error: &ReadError, Recipient { to, unit, .. }: Recipient) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::Backend;
-    use crate::model::Module;
-    use crate::numerics::Numerics;
     use crate::state::UnitBuffers;
     use crate::transport::Link;
     use varuna_frames::PreparedHeader;
-    use varuna_model::{Transformer, gpt2};
     use varuna_plan::state::UnitNorm;
-    use varuna_plan::{Moments, OptimizerProgress, StateId, Step, Unit, WorkerId};
+    use varuna_plan::{OptimizerProgress, StateId, Step, Unit, WorkerId};
     use varuna_protocol::PeerMessage;
 
     /// What a connection was given: the unit, and its state if it is no gradient.
@@ -217,19 +213,6 @@ mod tests {
         fn send_gradient(&self, _: Generation, _: WorkerId, header: TransferHeader, _: Vec<f32>) {
             let _ = self.0.send((header.unit(), None));
         }
-    }
-
-    fn held(unit: Unit) -> UnitBuffers {
-        let model = Transformer {
-            layers: 1,
-            hidden_size: 8,
-            heads: 2,
-            sequence_length: 4,
-            vocabulary_size: 11,
-            ..gpt2::SMALL
-        };
-        let backend = Backend::of_processor(Numerics::FP32);
-        UnitBuffers::new(&Module::from(model).unit(unit), backend, Moments::Adam).unwrap()
     }
 
     /// A copy of this state.
@@ -282,7 +265,7 @@ mod tests {
         let mut followers = FollowerSender::new(plane, events, Arc::new(no_room));
         for unit in [first, second] {
             followers
-                .send(recipient(unit), copy_of(unit, &held(unit)))
+                .send(recipient(unit), copy_of(unit, &UnitBuffers::of_small_model(unit)))
                 .unwrap();
         }
         followers.send(recipient(second), gradient_of(second)).unwrap();
@@ -297,7 +280,10 @@ mod tests {
         assert_eq!(left, recipient(second));
         drop(on_the_way);
         followers
-            .send(recipient(second), copy_of(second, &held(second)))
+            .send(
+                recipient(second),
+                copy_of(second, &UnitBuffers::of_small_model(second)),
+            )
             .unwrap();
         let (unit, state) = given.recv().unwrap();
         assert_eq!((unit, state.is_some()), (second, true));
@@ -318,7 +304,9 @@ mod tests {
                 to: WorkerId(7),
                 unit,
             };
-            followers.send(recipient, copy_of(unit, &held(unit))).unwrap();
+            followers
+                .send(recipient, copy_of(unit, &UnitBuffers::of_small_model(unit)))
+                .unwrap();
         }
         // All is done in order, so the first one has been dropped by then.
         assert_eq!(given.recv().unwrap().0, sent);
@@ -333,7 +321,7 @@ mod tests {
         let (events, mut inbox) = tokio::sync::mpsc::channel(4);
         let mut followers = FollowerSender::new(Arc::new(RecordingPlane(told)), events, Arc::default());
         for unit in [slow, other] {
-            let mut state = held(unit);
+            let mut state = UnitBuffers::of_small_model(unit);
             let copy = copy_of(unit, &state);
             if unit == slow {
                 state.ask_readers();

@@ -59,6 +59,11 @@ impl Gradients {
         &self.memory
     }
 
+    /// Whether these are a buffer of their own for a unit of this many elements, and lie not within what a segment's workers sum.
+    pub(super) fn is_own_of(&self, elements: usize) -> bool {
+        self.memory.len() == elements + TAIL
+    }
+
     /// Whether the memory is with the reduction.
     #[must_use]
     pub fn is_leased(&self) -> bool {
@@ -91,9 +96,9 @@ impl UnitBuffers {
     /// As [`UnitBuffers::set_gradient`].
     pub fn use_gradient(&mut self, gradient: Vec<f32>) -> Result<Option<Gradients>, LeaseError> {
         let elements = self.memory[0].len();
-        let is_own = |own: &Gradients| own.memory().len() == elements + TAIL;
         let on_host = self.parameters.backend().device.is_host();
-        if !on_host || gradient.len() != elements || !self.gradients.as_ref().is_some_and(is_own) {
+        let has_own = self.gradients.as_ref().is_some_and(|g| g.is_own_of(elements));
+        if !on_host || gradient.len() != elements || !has_own {
             self.set_gradient(&gradient)?;
             return Ok(None);
         }
@@ -125,27 +130,11 @@ impl UnitBuffers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Module;
-    use crate::numerics::Numerics;
-    use varuna_model::{Transformer, gpt2};
-    use varuna_plan::{Moments, Unit};
-
-    fn unit() -> UnitBuffers {
-        let model = Transformer {
-            layers: 1,
-            hidden_size: 8,
-            heads: 2,
-            sequence_length: 4,
-            vocabulary_size: 11,
-            ..gpt2::SMALL
-        };
-        let backend = Backend::of_processor(Numerics::FP32);
-        UnitBuffers::new(&Module::from(model).unit(Unit(1)), backend, Moments::Adam).unwrap()
-    }
+    use varuna_plan::Unit;
 
     #[test]
     fn a_gradient_of_another_worker_is_used_where_it_lies() {
-        let mut unit = unit();
+        let mut unit = UnitBuffers::of_small_model(Unit(1));
         let elements = unit.gradient().unwrap().len();
         let gradient: Vec<f32> = (0..u16::MAX).map(f32::from).take(elements).collect();
         let aside = unit.use_gradient(gradient.clone()).unwrap();
@@ -163,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_unit_without_a_buffer_of_its_own_gets_one() {
-        let mut unit = unit();
+        let mut unit = UnitBuffers::of_small_model(Unit(1));
         let elements = unit.gradient().unwrap().len();
         unit.gradients = None;
         let aside = unit.use_gradient(vec![1.0; elements]).unwrap();

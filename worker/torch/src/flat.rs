@@ -63,7 +63,7 @@ impl FlatBuffer {
         })
     }
 
-    /// These values, in their own memory on the host, which is not copied.
+    /// These values on the host, in the memory in which they lie: nothing is copied.
     #[must_use]
     pub fn of_host(values: Vec<f32>) -> FlatBuffer {
         FlatBuffer {

@@ -24,34 +24,37 @@ impl Partial {
         };
         if path.exists() {
             let _left = lock(&path)?;
-            if !path.join(MARK).exists() {
-                return Err(Failure::Input(format!(
-                    "{} exists already, and no export has made it: rename or remove it, or choose another folder than {}",
-                    path.display(),
-                    folder.display()
-                )));
+            if path.join(MARK).exists() {
+                std::fs::remove_dir_all(&path).map_err(|e| failed("replace", &e))?;
+            } else {
+                // An empty one may be of an export that was killed before it made the mark.
+                std::fs::remove_dir(&path).map_err(|e| {
+                    Failure::Input(format!(
+                        "{} exists already, and no export has made it ({e}): rename or remove it, or choose another folder than {}",
+                        path.display(),
+                        folder.display()
+                    ))
+                })?;
             }
-            std::fs::remove_dir_all(&path).map_err(|e| failed("replace", &e))?;
         }
         std::fs::create_dir_all(&path).map_err(|e| failed("create", &e))?;
-        let lock = lock(&path)?;
-        let partial = Partial { path, _lock: lock };
-        File::create(partial.path.join(MARK)).map_err(|e| {
-            let path = partial.path.display();
-            Failure::Input(format!("cannot write to {path}: {e}"))
-        })?;
+        let partial = Partial {
+            _lock: lock(&path)?,
+            path: path.clone(),
+        };
+        File::create(partial.path.join(MARK)).map_err(|e| failed("write to", &e))?;
         Ok(partial)
     }
 
     /// Gives the folder, which is complete, its final name.
     pub(super) fn rename(self, folder: &Path) -> Result<(), Failure> {
-        let unmarked = std::fs::remove_file(self.path.join(MARK));
-        unmarked
-            .and_then(|()| std::fs::rename(&self.path, folder))
-            .map_err(|e| {
-                let (from, to) = (self.path.display(), folder.display());
-                Failure::Input(format!("cannot rename {from} to {to}: {e}"))
-            })
+        std::fs::rename(&self.path, folder).map_err(|e| {
+            let (from, to) = (self.path.display(), folder.display());
+            Failure::Input(format!("cannot rename {from} to {to}: {e}"))
+        })?;
+        // The export is complete, with this file or without it.
+        let _ = std::fs::remove_file(folder.join(MARK));
+        Ok(())
     }
 }
 
@@ -132,5 +135,8 @@ mod tests {
             "{refused:?}"
         );
         assert!(own.join("mine").exists());
+        std::fs::remove_file(own.join("mine")).unwrap();
+        let empty = Partial::create(&temp.path().join("out"));
+        assert!(empty.is_ok(), "an export was killed before it made its mark");
     }
 }

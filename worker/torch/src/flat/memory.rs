@@ -53,26 +53,26 @@ unsafe impl Sync for Block {}
 impl Memory {
     /// Memory for this many elements. It takes no pages before they are written.
     pub(super) fn new(len: usize) -> Memory {
-        let block = OnceLock::new();
-        Memory {
+        Memory::whole(Region {
             len,
-            lending: Lending::new(),
-            first: 0,
-            region: Arc::new(Region { len, block }),
-        }
+            block: OnceLock::new(),
+        })
     }
 
     /// The memory of these values, which need not be aligned for more than a float.
     pub(super) fn of(values: Vec<f32>) -> Memory {
-        let len = values.len();
+        Memory::whole(Region {
+            len: values.len(),
+            block: OnceLock::from(Block::of(values)),
+        })
+    }
+
+    fn whole(region: Region) -> Memory {
         Memory {
-            len,
+            len: region.len,
             lending: Lending::new(),
             first: 0,
-            region: Arc::new(Region {
-                len,
-                block: OnceLock::from(Block::of(values)),
-            }),
+            region: Arc::new(region),
         }
     }
 
